@@ -33,8 +33,8 @@ import msgpack
 from walstore import Settings, Wal
 from walstore.net.wire.message import HEADER, PREAMBLE, VERSION, Decoder, Kind, encode
 from walstore.net.wire.records import pack_values
+from walstore.net.wire.verbs import VERBS
 from walstore.serve import Server, ServeSettings
-from walstore.serve.calls import CALLS
 from walstore.serve.client_connection import ClientConnection
 
 FRAMES: Final = 1_000_000
@@ -176,7 +176,7 @@ def call(rng: Random) -> tuple[str, list[Any], list[bytes]]:
         "rollback": [rng.randint(1, 5)],
         "append_group": ["memory", pack_values([b"g"]), [None, None, None, None], [None] * 6],
     }
-    chosen = rng.choice(sorted({*options, *CALLS}))
+    chosen = rng.choice(sorted(VERBS))
     payload = {"add": [b"t"], "append_group": [b"g"]}.get(chosen, [])
     return chosen, options.get(chosen, []), payload
 

@@ -23,6 +23,7 @@ from walstore.errors import (
     LogSuspendedError,
     StorageUnavailableError,
 )
+from walstore.net.wire.verbs import BEGIN_SCRUB
 from walstore.topology.documents import check_log_name
 
 SCRUB_EXAMPLES = """\
@@ -93,7 +94,7 @@ async def _scrub(address: str, name: str) -> tuple[str, ScrubRound]:
 
 async def _begin(wal: RemoteWal) -> int:
     try:
-        number: int = await wal.client.call("begin_scrub")
+        number: int = await wal.client.call(BEGIN_SCRUB)
     except InvalidSettingsError:
         raise
     except ValueError as error:

@@ -10,12 +10,12 @@ from typing import Any, Final, NamedTuple
 
 from walstore.cluster.replication.copy_look import LOOK, CopyLook
 from walstore.cluster.replication.copy_marks import read_marks
+from walstore.cluster.replication.messages import NODE_VERBS
 from walstore.cluster.replication.remote_copy import client_of
 from walstore.cluster.replication.replication import Replication
 from walstore.cluster.view import ClusterView
 from walstore.core.ports import Clock
 from walstore.errors import InvalidSettingsError, WalError
-from walstore.net.remote.client import Fate
 from walstore.net.wire.address import parse_address
 from walstore.topology.documents import SYNCED, LogSpec, Synced
 from walstore.topology.key_values import KeyValues
@@ -201,7 +201,7 @@ class MachineQuestions:
         try:
             async with asyncio.timeout(2 * self._seconds):
                 await client.connect()
-                return CopyLook.unpack(await client.call(LOOK, name, fate=Fate.DROPPED)), None
+                return CopyLook.unpack(await client.call(NODE_VERBS[LOOK], name)), None
         except TimeoutError:
             return None, "it does not answer"
         except (WalError, ValueError) as error:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from walstore.core.ports import Clock
-from walstore.errors import LogNotFoundError, StorageUnavailableError
+from walstore.errors import StorageUnavailableError
 from walstore.http.protocol import RefusedError
 from walstore.log.wal import Wal
 from walstore.records import Record, to_timestamp_us
@@ -110,12 +110,10 @@ class Looking:
         }
 
     async def _find(self, name: str) -> Wal:
-        try:
-            if not await self._logs.exists(name):
-                raise RefusedError(404, "no such log")
-            return await self._logs.wal(name)
-        except LogNotFoundError:
-            raise RefusedError(404, "no such log") from None
+        wal = await self._logs.find(name)
+        if wal is None:
+            raise RefusedError(404, "no such log")
+        return wal
 
     # -- records -----------------------------------------------------------------------------
 

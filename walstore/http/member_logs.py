@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from walstore.cluster.member import ClusterMember
-from walstore.errors import InvalidSettingsError, StorageUnavailableError
+from walstore.errors import InvalidSettingsError, LogNotFoundError, StorageUnavailableError
 from walstore.http.protocol import RefusedError
 from walstore.log.wal import Wal
 from walstore.net.wire.address import Address
@@ -48,7 +48,7 @@ class MemberLogs(LogCatalog):
         """Return the names of all logs of the cluster."""
         return sorted(self.member.view.specs)
 
-    async def exists(self, name: str) -> bool:
+    def _exists(self, name: str) -> bool:
         """Return whether the cluster has a log of this name. RefusedError with 503 before it is known."""
         if not self.member.is_joined:
             raise RefusedError(503, "this machine is starting, and knows no logs yet", _LATER)
@@ -59,7 +59,7 @@ class MemberLogs(LogCatalog):
 
         RefusedError with 503 if it is led elsewhere, with 409 if a machine has records of a log of that name.
         """
-        if not await self.exists(name):
+        if not self._exists(name):
             check_log_name(name)  # InvalidSettingsError, as it is
             try:
                 await self.member.make_log_here(name)
@@ -70,13 +70,20 @@ class MemberLogs(LogCatalog):
             raise RefusedError(503, f"the log is led at {found} now; send it again", _LATER)
         return found
 
+    async def find(self, name: str) -> Wal | None:
+        """Return a log, if the cluster has it. RefusedError with 503 as :meth:`wal`."""
+        try:
+            return await self.wal(name) if self._exists(name) else None
+        except LogNotFoundError:  # it was taken out of the cluster
+            return None
+
     async def leader_of(self, name: str) -> WebLeader | None:
         """Return the machine that leads a log; None if that is this one, or the cluster has no such log.
 
         RefusedError with 503 if there is a leader without one, with 501 for a log that is read from a store.
         """
         view = self.member.view
-        if not await self.exists(name):
+        if not self._exists(name):
             return None
         if view.specs[name].source:
             text = (

@@ -123,9 +123,10 @@ class Streams:
         self._open.pop(name, None)
         if name.split("/", 1)[0] == _RESERVED:
             raise RefusedError(404, f"names that begin with {_RESERVED} are reserved")
-        if not await self._logs.exists(name):
+        wal = await self._logs.find(name)
+        if wal is None:
             return None
-        made = Stream(name, await self._logs.wal(name), None, self._fetching)
+        made = Stream(name, wal, None, self._fetching)
         if made.config.source is not None:
             made.source = await self._look(made.config.source)
             if made.source is None or made.source.wal.log_id != made.config.source_id:

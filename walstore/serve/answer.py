@@ -6,17 +6,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from walstore.errors import LimitExceededError
-from walstore.net.wire.message import MOST_ANSWER_BYTES, MOST_ANSWER_HEAD_BYTES, Kind, encode
+from walstore.net.wire.message import (
+    MOST_ANSWER_BYTES,
+    MOST_ANSWER_HEAD_BYTES,
+    Kind,
+    PackedAnswer,
+    encode,
+)
 
 _DONE: Final = Kind.DONE
 """Of each answer: to look up a member takes as long as two calls."""
-
-
-class PackedAnswer(NamedTuple):
-    """An answer with a payload."""
-
-    head: Any
-    payload: Sequence[bytes | memoryview]
 
 
 class PreparedAnswer(NamedTuple):

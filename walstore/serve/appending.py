@@ -7,15 +7,16 @@ their durability is awaited. Anything else waits its turn: nothing of a client o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from walstore.core.batches.conditions import AppendConditions
 from walstore.errors import WalError, WouldBlock
 from walstore.log.wal import Wal
 from walstore.net.wire.errors import pack_error
 from walstore.net.wire.message import Message, ProtocolViolationError
 from walstore.net.wire.records import NO_OPTIONS, take_values, unpack_header, unpack_options
-from walstore.net.wire.registers import short_registers, unpack_conditions
+from walstore.net.wire.registers import short_registers
 from walstore.records import Durability
 
 _Columns = tuple[list[bytes], list[tuple[Any, ...]] | None]
@@ -36,10 +37,6 @@ class Appender:
         self._turn = asyncio.Lock()
         # How many requests have not been accepted yet; a later one may be accepted at once only at 0.
         self._waiting = 0
-        self.calls: Mapping[str, Callable[..., Awaitable[Any]]] = {
-            "append_group": self._append_group,
-        }
-        """The calls that take their turn among the appends, by name."""
 
     def append(self, message: Message) -> Awaitable[list[Any]]:
         """Accept the records of an APPEND, and return what its answer is once they are safe.
@@ -142,8 +139,13 @@ class Appender:
             each.append(one if isinstance(one, int) else pack_error(one))
         return [0, len(each), each]
 
-    def _append_group(
-        self, message: Message, durability: Any, sizes: Any, options: Any, conditions: Any
+    def append_group(
+        self,
+        message: Message,
+        durability: Any,
+        sizes: Any,
+        options: Any,
+        conditions: AppendConditions,
     ) -> Awaitable[list[Any]]:
         """Append a group under its conditions, in its turn; return its offsets and the registers, if short.
 
@@ -154,7 +156,7 @@ class Appender:
         return self._append_group_later(message.id, asked)
 
     async def _append_group_later(
-        self, number: int, asked: list[tuple[Message, Any, Any, Any, Any]]
+        self, number: int, asked: list[tuple[Message, Any, Any, Any, AppendConditions]]
     ) -> list[Any]:
         """Append a group in its turn. ``asked`` is emptied: it may be long until it is safe."""
         try:
@@ -168,7 +170,12 @@ class Appender:
         return [span.start, span.stop, short_registers(self._wal.registers)]
 
     async def _accept_group(
-        self, message: Message, durability: Any, sizes: Any, options: Any, conditions: Any
+        self,
+        message: Message,
+        durability: Any,
+        sizes: Any,
+        options: Any,
+        conditions: AppendConditions,
     ) -> tuple[Durability, range]:
         values = take_values(sizes, message.payload)
         match options:
@@ -179,12 +186,11 @@ class Appender:
                     "a group that is none: its options are key, stream, headers and time"
                 )
         level = self._wal.level(durability)
-        checked = unpack_conditions(conditions)
-        if checked.sequence is not None and message.id <= self._again:
-            checked.is_repeated = True
+        if conditions.sequence is not None and message.id <= self._again:
+            conditions.is_repeated = True
         return level, await self._wal.appends.append_group(
             values,
-            checked,
+            conditions,
             key=key,
             stream=stream,
             headers=unpack_header(headers),

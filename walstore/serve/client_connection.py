@@ -8,7 +8,6 @@ beyond that its bytes stay unread, or packed (:mod:`walstore.serve.turns`).
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -20,8 +19,6 @@ from walstore.cluster.replication.node import SERVICE, ReplicaNode
 from walstore.core.append.budgets import ChannelBudget
 from walstore.core.runtime.tasks import start_task
 from walstore.errors import (
-    AccessDeniedError,
-    FormatVersionError,
     OutcomeUnknownError,
     StorageUnavailableError,
     WalError,
@@ -44,20 +41,15 @@ from walstore.net.wire.message import (
     ProtocolViolationError,
     encode,
 )
+from walstore.net.wire.verbs import READ
 from walstore.serve.answer import PreparedAnswer, encode_answer, size_of
 from walstore.serve.fetching import Fetching
 from walstore.serve.figures import ServerFigures
+from walstore.serve.greeting import Greeting, read_greeting
 from walstore.serve.incoming import Incoming
 from walstore.serve.outgoing import SHORT_BYTES, Outgoing
 from walstore.serve.reading import begin_read
-from walstore.serve.services import (
-    Asked,
-    EmptyService,
-    LogService,
-    NodeService,
-    ReadService,
-    Service,
-)
+from walstore.serve.services import Asked, LogService, NodeService, ReadService, Service
 from walstore.serve.settings import ServeSettings
 from walstore.serve.stalls import NEED_SECONDS, Taking
 from walstore.serve.transaction_room import TransactionRoom
@@ -440,7 +432,7 @@ class ClientConnection(asyncio.Protocol):
                 case _ if message.kind == _APPEND:
                     asked = service.append(message)
                 case _ if message.kind == _READ:
-                    asked = Asked(self._read(service, message.head), "read")
+                    asked = Asked(self._read(service, message.head), READ.name)
                 case [str(name), list(arguments)]:
                     asked = service.call(message, name, arguments)
                 case _:
@@ -520,57 +512,33 @@ class ClientConnection(asyncio.Protocol):
     # -- the requests themselves -------------------------------------------------------------
 
     async def _greet(self, message: Message) -> dict[str, Any] | None:
-        head = message.head
-        if not isinstance(head, dict):
-            raise ProtocolViolationError("a greeting that is none")
-        if type(head.get("version")) is not int:
-            raise ProtocolViolationError("a version that is no number")
-        if head["version"] != VERSION:
-            raise FormatVersionError(
-                "the client's version of the protocol is not the server's",
-                path=self.peer,
-                found=str(head["version"]),
-                supported=VERSION,
-            )
-        token = head.get("token")
-        expected = self._owner.token
-        if expected is not None and not (
-            isinstance(token, str) and hmac.compare_digest(token.encode(), expected.encode())
-        ):
-            raise AccessDeniedError("the server refused the token; give connect(token=...)")
-        self._moves = head.get("moves") is True
-        name = head.get("log")
-        if name is not None and not isinstance(name, str):
-            raise ProtocolViolationError("a name of a log that is none")
-        after, again = head.get("after", 0), head.get("again", 0)
-        if type(after) is not int or after < 0:
-            raise ProtocolViolationError("an epoch that is none")
-        if type(again) is not int or again < 0:
-            raise ProtocolViolationError("a number of a request that is none")
-        settings = self._owner.settings
+        owner, settings = self._owner, self._owner.settings
+        greeting = read_greeting(message.head, owner.token, self.peer)
+        self._moves = greeting.moves
         welcome = {
             "version": VERSION,
-            "server": self._owner.version,
+            "server": owner.version,
             "message_bytes": settings.message_bytes,
             "credit_bytes": settings.credit_bytes,
         }
-        if head.get("service") == SERVICE:
-            node = self._owner.replicas()
+        if greeting.service == SERVICE:
+            node = owner.replicas()
             self._service = NodeService(node, self.peer)
             return {**welcome, "node": node.tag}
-        if head.get("service") == LIST_SERVICE:
-            self._service = EmptyService()
-            return {**welcome, "logs": await self._owner.listed()}
-        if head.get("service") == READ_SERVICE:
-            self._service = readable = await self._owner.readable(name)
+        if greeting.service == LIST_SERVICE:
+            self._service = Service()
+            return {**welcome, "logs": await owner.listed()}
+        if greeting.service == READ_SERVICE:
+            self._service = readable = await owner.readable(greeting.log)
             return {**welcome, "log": readable.describe()}
-        wal = await self._owner.log(name, after=after, creates=head.get("exists") is not True)
+        wal = await owner.log(greeting.log, after=greeting.after, creates=greeting.creates)
         if isinstance(wal, Address):
-            await self._lead_to(wal, message)
+            await self._lead_to(wal, greeting, message)
             return None
-        room = self._owner.transaction_room
-        self._service = LogService(wal, settings, room, self._accepted, again)
-        return {**welcome, "log": await self._service.describe()}
+        self._service = served = LogService(
+            wal, settings, owner.transaction_room, self._accepted, greeting.again
+        )
+        return {**welcome, "log": await served.describe()}
 
     def _go_on(self) -> None:
         """Take what followed the greeting, once that is answered."""
@@ -578,17 +546,17 @@ class ClientConnection(asyncio.Protocol):
         self._decoder.admit()
         self.take_turn()
 
-    async def _lead_to(self, address: Address, greeting: Message) -> None:
+    async def _lead_to(self, address: Address, greeting: Greeting, message: Message) -> None:
         """Let the machine that leads the log serve this client."""
-        if greeting.head.get("direct"):
+        if greeting.is_direct:
             raise StorageUnavailableError(f"the log is led at {address}")
         assert self._transport is not None
         tunnel = Tunnel(self._transport)
         seconds = self._owner.settings.stall_seconds
-        await tunnel.connect(address, self._owner.trust, greeting, seconds)
+        await tunnel.connect(address, self._owner.trust, message, seconds)
         self._tunnel, self._greeting = tunnel, None
         self._figures.passed_on += 1
-        self._leaving = start_task(self._leave(greeting.head.get("log"), address))
+        self._leaving = start_task(self._leave(greeting.log, address))
         pass_on(tunnel, (), self._decoder.take_rest())
         if self._reads_paused and not self._transport.is_closing():
             self._transport.resume_reading()

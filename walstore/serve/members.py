@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from walstore.core.validation.arguments import as_int
@@ -20,7 +19,6 @@ from walstore.net.wire.groups import (
 from walstore.net.wire.message import ProtocolViolationError
 from walstore.positions.groups.coordinator import GroupCoordinator
 from walstore.positions.groups.settings import check_group_name
-from walstore.serve.answer import PackedAnswer
 
 _MOST_WAIT_SECONDS: Final = 60.0
 _MOST_JOBS: Final = 10_000
@@ -35,8 +33,6 @@ class ServedMembers:
         self._most_bytes = most_bytes
         self._groups: dict[str, GroupCoordinator] = {}
         """Those that a member has entered, or was given jobs of."""
-        self.calls: Mapping[str, Callable[..., Awaitable[Any]]] = {"group": self._group}
-        """The calls of members, by name."""
 
     async def lose(self, *, is_told: bool) -> None:
         """Count the members no longer: their connection has ended.
@@ -49,7 +45,7 @@ class ServedMembers:
             if not is_told:
                 await group.lose(self)
 
-    async def _group(
+    async def group(
         self, bound: memoryview, verb: str, name: str, options: Any, *arguments: Any
     ) -> Any:
         """Do something in a group, which is made and opened for the first client that names it.
@@ -74,10 +70,8 @@ class ServedMembers:
             ):
                 self._groups[name] = group
                 wait = min(max(float(seconds), 0.0), _MOST_WAIT_SECONDS)
-                return PackedAnswer(
-                    *pack_jobs(
-                        await group.take(member, most, wait, via=self, most_bytes=self._most_bytes)
-                    )
+                return pack_jobs(
+                    await group.take(member, most, wait, via=self, most_bytes=self._most_bytes)
                 )
             case "settle", (list(offsets),):
                 return await group.settle([as_int(offset, "an offset") for offset in offsets])

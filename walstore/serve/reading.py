@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from walstore.core.read.reader import Reader
-from walstore.net.wire.message import ProtocolViolationError
+from walstore.net.wire.message import PackedAnswer, ProtocolViolationError
 from walstore.net.wire.records import pack_batch
-from walstore.serve.answer import PackedAnswer, PreparedAnswer
+from walstore.serve.answer import PreparedAnswer
 from walstore.serve.fetching import Fetching
 from walstore.serve.services import Service
 
@@ -62,7 +62,7 @@ async def _read(
     position, stop, most_bytes, seconds, shown = wanted
     reader = await service.reader(position, stop, shown, seconds)
     if reader is None or not await reader.wait(seconds):
-        return PackedAnswer([[], *service.limits(shown)], ())
+        return PackedAnswer([[], *service.read_limits(shown)], ())
     return PreparedAnswer(partial(_make, fetching, service, wanted, reader), most_bytes)
 
 
@@ -75,4 +75,4 @@ async def _make(
     if room_bytes != most_bytes or batch.nbytes > _WHOLE_BYTES:
         batch = batch.first(room_bytes)
     intervals, frames = pack_batch(batch) if len(batch) else ([], [])
-    return PackedAnswer([intervals, *service.limits(shown)], frames)
+    return PackedAnswer([intervals, *service.read_limits(shown)], frames)

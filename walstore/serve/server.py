@@ -220,9 +220,9 @@ class Server(MustClose):
             raise InvalidSettingsError(
                 "this server serves many logs; name one: connect(address, log=NAME)"
             )
-        if logs.can_create and not creates and not await logs.exists(name):
+        wal = await (logs.wal(name) if creates or not logs.can_create else logs.find(name))
+        if wal is None:
             raise LogNotFoundError(f"this server has no log {name[:200]!r}", location=name[:200])
-        wal = await logs.wal(name)
         if wal.is_closing:
             why = wal.statistics().failure
             raise WalClosedError(

@@ -4,39 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from walstore.cluster.replication.copy_log import CopyLog
 from walstore.cluster.replication.copy_trouble import LoggedOnce
 from walstore.cluster.replication.node import ReplicaNode
 from walstore.cluster.stored_logs import StoredLog
+from walstore.core.format.ledger import StreamInfo
 from walstore.core.read.reader import Reader
 from walstore.errors import AccessDeniedError, InvalidSettingsError
 from walstore.log.wal import Wal
-from walstore.net.wire.arguments import check_arguments
 from walstore.net.wire.message import Message
 from walstore.net.wire.registers import next_registers
+from walstore.net.wire.verbs import APPEND, VERBS, VerbPlace
 from walstore.serve.answer import PreparedAnswer
 from walstore.serve.appending import Appender
-from walstore.serve.calls import (
-    CALLS,
-    LISTINGS,
-    READ_CALLS,
-    STORED_CALLS,
-    describe,
-    describe_readable,
-    limits,
-)
+from walstore.serve.calls import carry_out, describe, describe_readable, limits
+from walstore.serve.cursors import ServedCursors
 from walstore.serve.members import ServedMembers
 from walstore.serve.settings import ServeSettings
 from walstore.serve.transaction_room import TransactionRoom
 from walstore.serve.transactions import ServedTransactions
 
 _LogT = TypeVar("_LogT", bound=Wal | CopyLog | StoredLog)
-_ONLY_LISTS: Final = "this client only asked for the list of logs; use walstore.connect()"
-_ONLY_READS: Final = "this client only reads; use walstore.connect() for anything else"
+_APPENDS, _TRANSACTIONS = VerbPlace.APPENDS, VerbPlace.TRANSACTIONS
+_WITH_PAYLOAD = frozenset((_TRANSACTIONS, VerbPlace.MEMBERS))
+"""Of each call: to look up a member takes as long as two calls."""
 
 
 class Asked(NamedTuple):
@@ -50,36 +45,48 @@ class Asked(NamedTuple):
     """Whether it goes on without its client."""
 
 
-class Service(Protocol):
-    """What one client is served."""
+class Service:
+    """What one client is served. By itself it is nothing."""
+
+    def _refusal(self) -> Exception:
+        """Return the error of what is asked in vain."""
+        return AccessDeniedError(
+            "this client only asked for the list of logs; use walstore.connect()"
+        )
 
     @property
     def is_over(self) -> bool:
         """Whether the client has to look elsewhere: the log is replicated, and closed here."""
+        return False
 
     @property
     def log(self) -> object:
         """The log whose records are read; None if none are."""
+        return None
 
     def append(self, message: Message) -> Asked:
         """Begin an append; raises what is wrong with it."""
+        raise self._refusal()
 
     def call(self, message: Message, name: str, arguments: list[Any]) -> Asked:
         """Begin a call; ValueError if there is none of that name, AccessDeniedError."""
+        raise self._refusal()
 
     async def reader(
         self, position: int, stop: int | None, shown: str, wait: float
     ) -> Reader | None:
         """Return a reader at a position; None if that is not known here within the time."""
+        raise self._refusal()
 
-    def limits(self, shown: str) -> list[Any]:
+    def read_limits(self, shown: str) -> list[Any]:
         """Return the limits of the log, and how far this kind of reader sees."""
+        return []
 
     async def aclose(self, *, is_told: bool = False) -> None:
         """Take back what its client left undone. ``is_told``: it goes on at another server, or later here."""
 
 
-class LogService:
+class LogService(Service):
     """All that a program with the log open may do, except closing it."""
 
     def __init__(
@@ -98,6 +105,14 @@ class LogService:
         self._appender = Appender(wal, on_accepted, again)
         self._transactions = ServedTransactions(wal, settings.transactions, room)
         self._members = ServedMembers(wal, settings.read_bytes)
+        self._places: Mapping[VerbPlace, object] = {
+            VerbPlace.LOG: wal,
+            VerbPlace.SERVICE: self,
+            VerbPlace.CURSORS: ServedCursors(wal),
+            VerbPlace.APPENDS: self._appender,
+            VerbPlace.TRANSACTIONS: self._transactions,
+            VerbPlace.MEMBERS: self._members,
+        }
         # Of a snapshot, those that the client was not told yet.
         self._registers = iter(wal.registers.items())
 
@@ -109,8 +124,27 @@ class LogService:
         registers, has_more = next_registers(self._registers)
         return {**await describe(self._wal), "registers": registers, "has_more": has_more}
 
-    async def _more_registers(self) -> list[Any]:
+    async def limits(self) -> list[int | None]:
+        """Return the limits of the log."""
+        return limits(self._wal)
+
+    async def refresh(self) -> list[Any]:
+        """Return the limits and the registers that the log has for certain."""
+        await self._wal.refresh()
+        return [limits(self._wal), dict(self._wal.registers)]
+
+    async def registers(self) -> list[Any]:
+        """Return as many of the registers that the client was not told yet as a short answer has."""
         return list(next_registers(self._registers))
+
+    async def streams(self) -> Mapping[str, StreamInfo]:
+        """Return the streams that the log has for certain."""
+        await self._wal.refresh()
+        return self._wal.streams()
+
+    async def last_sequence(self, producer_id: str) -> int:
+        """Return the number of a producer's newest append."""
+        return await self._wal.producer(producer_id).last_sequence()
 
     @property
     def log(self) -> object:
@@ -125,30 +159,22 @@ class LogService:
     def append(self, message: Message) -> Asked:
         """As of :class:`Service`."""
         begun = self._appender.append(message)
-        return Asked(lambda: begun, "append", is_kept=True)
+        return Asked(lambda: begun, APPEND.name, is_kept=True)
 
     def call(self, message: Message, name: str, arguments: list[Any]) -> Asked:
         """As of :class:`Service`."""
-        if name in self._appender.calls:
-            append = self._appender.calls[name]
-            check_arguments(name, append, arguments, after=1)
-            begun = append(message, *arguments)
+        verb = VERBS.get(name)
+        if verb is None:
+            raise ValueError(f"the server has no call {name[:100]!r}")
+        method, given = getattr(self._places[verb.place], name), verb.unpack(arguments)
+        if verb.place is _APPENDS:
+            begun = method(message, *given)
             return Asked(lambda: begun, name, is_kept=True)
-        if name in self._transactions.calls:
-            change = self._transactions.calls[name]
-            check_arguments(name, change, arguments, after=1)
-            return Asked(partial(change, message.payload, *arguments), name, is_kept=True)
-        if name in self._members.calls:
-            check_arguments(name, self._members.calls[name], arguments, after=1)
-            return Asked(partial(self._members.calls[name], message.payload, *arguments), name)
-        if name == "registers":
-            check_arguments(name, self._more_registers, arguments, after=0)
-            return Asked(self._more_registers, name)
-        if name in CALLS:
-            check_arguments(name, CALLS[name], arguments, after=1)
-            begin = partial(CALLS[name], self._wal, *arguments)
-            return Asked(partial(_in_turn, begin) if name in LISTINGS else begin, name)
-        raise ValueError(f"the server has no call {name[:100]!r}")
+        if verb.place in _WITH_PAYLOAD:
+            begin = partial(method, message.payload, *given)
+            return Asked(begin, name, is_kept=verb.place is _TRANSACTIONS)
+        begin = partial(carry_out, verb, method, given, self._wal)
+        return Asked(partial(_in_turn, begin) if verb.is_listing else begin, name)
 
     async def reader(
         self, position: int, stop: int | None, shown: str, wait: float
@@ -158,7 +184,7 @@ class LogService:
             position, stop=stop, visibility="accepted" if shown == "accepted" else "durable"
         )
 
-    def limits(self, shown: str) -> list[Any]:
+    def read_limits(self, shown: str) -> list[Any]:
         """As of :class:`Service`."""
         wal = self._wal
         return [limits(wal), wal.tail if shown == "accepted" else wal.visible_limit]
@@ -174,10 +200,8 @@ async def _in_turn(begin: Callable[[], Awaitable[Any]]) -> PreparedAnswer:
     return PreparedAnswer(lambda _: begin(), 1)
 
 
-class ReadService(Generic[_LogT]):
+class ReadService(Service, Generic[_LogT]):
     """The records of a log."""
-
-    _calls = READ_CALLS
 
     def __init__(self, log: _LogT) -> None:
         self._log = log
@@ -196,16 +220,24 @@ class ReadService(Generic[_LogT]):
         """Return what the client needs to know of the log."""
         return describe_readable(self._log)
 
-    def append(self, message: Message) -> Asked:
-        """As of :class:`Service`."""
-        raise AccessDeniedError(_ONLY_READS)
+    async def limits(self) -> list[int | None]:
+        """Return the limits of the log."""
+        return limits(self._log)
+
+    async def refresh(self) -> list[Any]:
+        """Return the limits of the log, and no registers."""
+        return [limits(self._log), {}]
+
+    def _refusal(self) -> Exception:
+        return AccessDeniedError("this client only reads; use walstore.connect() for anything else")
 
     def call(self, message: Message, name: str, arguments: list[Any]) -> Asked:
         """As of :class:`Service`."""
-        if name not in self._calls:
-            raise AccessDeniedError(_ONLY_READS)
-        check_arguments(name, self._calls[name], arguments, after=1)
-        return Asked(partial(self._calls[name], self._log, *arguments), name)
+        verb = VERBS.get(name)
+        if verb is None or not verb.is_reading:
+            raise self._refusal()
+        method = getattr(self._log if verb.place is VerbPlace.LOG else self, name)
+        return Asked(partial(carry_out, verb, method, verb.unpack(arguments), self._log), name)
 
     async def reader(
         self, position: int, stop: int | None, shown: str, wait: float
@@ -213,12 +245,9 @@ class ReadService(Generic[_LogT]):
         """As of :class:`Service`."""
         return self._log.follow(position, stop=stop)
 
-    def limits(self, shown: str) -> list[Any]:
+    def read_limits(self, shown: str) -> list[Any]:
         """As of :class:`Service`."""
         return [limits(self._log), self._log.visible_limit]
-
-    async def aclose(self, *, is_told: bool = False) -> None:
-        """As of :class:`Service`."""
 
 
 class CopyService(ReadService[CopyLog]):
@@ -241,12 +270,15 @@ class CopyService(ReadService[CopyLog]):
 class StoredService(ReadService[StoredLog]):
     """The records of a log in a store."""
 
-    _calls = STORED_CALLS
-
     @property
     def is_over(self) -> bool:
         """As of :class:`Service`."""
         return self._log.is_closing
+
+    async def refresh(self) -> list[Any]:
+        """As of :class:`ReadService`. The log is looked at again only when somebody asks."""
+        await self._log.refresh()
+        return await super().refresh()
 
     async def reader(
         self, position: int, stop: int | None, shown: str, wait: float
@@ -260,39 +292,8 @@ class StoredService(ReadService[StoredLog]):
         await self._log.release()
 
 
-class EmptyService:
-    """Nothing: the greeting contains the answer."""
-
-    is_over = False
-    log = None
-
-    def append(self, message: Message) -> Asked:
-        """As of :class:`Service`."""
-        raise AccessDeniedError(_ONLY_LISTS)
-
-    def call(self, message: Message, name: str, arguments: list[Any]) -> Asked:
-        """As of :class:`Service`."""
-        raise AccessDeniedError(_ONLY_LISTS)
-
-    async def reader(
-        self, position: int, stop: int | None, shown: str, wait: float
-    ) -> Reader | None:
-        """As of :class:`Service`."""
-        raise AccessDeniedError(_ONLY_LISTS)
-
-    def limits(self, shown: str) -> list[Any]:
-        """As of :class:`Service`."""
-        return []
-
-    async def aclose(self, *, is_told: bool = False) -> None:
-        """As of :class:`Service`."""
-
-
-class NodeService:
+class NodeService(Service):
     """The copies of a node, for the primaries of their logs."""
-
-    is_over = False
-    log = None
 
     def __init__(self, node: ReplicaNode, peer: str) -> None:
         """``peer`` names the other side in the log."""
@@ -300,9 +301,8 @@ class NodeService:
         self._peer = peer
         self._trouble = LoggedOnce()
 
-    def append(self, message: Message) -> Asked:
-        """As of :class:`Service`."""
-        raise ValueError("copies are neither appended to nor read by their primary")
+    def _refusal(self) -> Exception:
+        return ValueError("copies are neither appended to nor read by their primary")
 
     def call(self, message: Message, name: str, arguments: list[Any]) -> Asked:
         """As of :class:`Service`. What a primary asked for is done also if its connection is lost."""
@@ -312,16 +312,3 @@ class NodeService:
             self._trouble.warn(f"{self._peer} sent {error}")
             raise
         return Asked(begin, "replica", is_kept=True)
-
-    async def reader(
-        self, position: int, stop: int | None, shown: str, wait: float
-    ) -> Reader | None:
-        """As of :class:`Service`."""
-        raise ValueError("copies are neither appended to nor read by their primary")
-
-    def limits(self, shown: str) -> list[Any]:
-        """As of :class:`Service`."""
-        return []
-
-    async def aclose(self, *, is_told: bool = False) -> None:
-        """As of :class:`Service`."""

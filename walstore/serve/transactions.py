@@ -7,19 +7,19 @@ there is no room for more, the one that grew is written to its file, and takes l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from sys import getsizeof
 from typing import Any, Final
 
-from walstore.core.batches.conditions import RegisterChoice
+from walstore.core.batches.conditions import AppendConditions, RegisterChoice
 from walstore.core.batches.cost import RECORD_COST_BYTES
 from walstore.core.faces.transaction import Transaction
 from walstore.errors import LimitExceededError, WalClosedError
 from walstore.log.wal import Wal
 from walstore.net.wire.message import ProtocolViolationError
 from walstore.net.wire.records import NO_OPTIONS, take_values, unpack_options
-from walstore.net.wire.registers import short_registers, unpack_conditions
+from walstore.net.wire.registers import short_registers
 from walstore.serve.transaction_room import TransactionRoom
 
 _TRANSACTION_COST_BYTES: Final = 1 << 10
@@ -53,13 +53,6 @@ class ServedTransactions:
         self._held_bytes = 0
         self._open: dict[int, _Open] = {}
         self._is_closed = False
-        self.calls: Mapping[str, Callable[..., Awaitable[Any]]] = {
-            "begin": self._begin,
-            "add": self._add,
-            "commit": self._commit,
-            "rollback": self._rollback,
-        }
-        """The calls on transactions, by name."""
 
     async def rollback_all(self) -> None:
         """Roll back everything that is open, and begin nothing more."""
@@ -68,11 +61,11 @@ class ServedTransactions:
             async with one.turn:
                 await self._end(one)
 
-    async def _begin(
-        self, payload: memoryview, number: int, durability: Any, conditions: Any
+    async def begin(
+        self, payload: memoryview, number: int, durability: Any, conditions: AppendConditions
     ) -> None:
+        """Begin a transaction; any error leaves none."""
         _check_number(number)
-        checked = unpack_conditions(conditions)
         if self._is_closed:
             raise WalClosedError("the client is gone")
         if number in self._open:
@@ -81,15 +74,16 @@ class ServedTransactions:
             raise LimitExceededError(
                 f"this client has {self._most} open transactions; end some", limit=self._most
             )
-        made = Transaction(self._wal.appends.gather(checked, durability), checked)
-        begun_bytes = _TRANSACTION_COST_BYTES + _cost_of(checked.expect) + _cost_of(checked.update)
+        made = Transaction(self._wal.appends.gather(conditions, durability), conditions)
+        begun_bytes = _TRANSACTION_COST_BYTES
+        begun_bytes += _cost_of(conditions.expect) + _cost_of(conditions.update)
         self._open[number] = _Open(number, made, begun_bytes)
         async with self._use(number) as one:
             if not self._count(one, begun_bytes):
                 raise self._room.refusal()
             await made.__aenter__()
 
-    async def _add(self, payload: memoryview, number: int, sizes: Any, options: Any) -> None:
+    async def add(self, payload: memoryview, number: int, sizes: Any, options: Any) -> None:
         """Add records; any error rolls the transaction back."""
         async with self._use(number) as one:
             values = take_values(sizes, payload)
@@ -102,7 +96,7 @@ class ServedTransactions:
                 if not self._count(one, one.begun_bytes + transaction.held_bytes):
                     raise self._room.refusal()
 
-    async def _commit(self, payload: memoryview, number: int, update: Any) -> list[Any]:
+    async def commit(self, payload: memoryview, number: int, update: Any) -> list[Any]:
         """Set registers and commit. Returns the offsets, if they were there before, and the registers."""
         async with self._use(number) as one:
             if update:
@@ -114,7 +108,8 @@ class ServedTransactions:
         registers = short_registers(self._wal.registers)
         return [span.start, span.stop, one.transaction.is_duplicate, registers]
 
-    async def _rollback(self, payload: memoryview, number: int) -> None:
+    async def rollback(self, payload: memoryview, number: int) -> None:
+        """Roll a transaction back, if it is there."""
         _check_number(number)
         one = self._open.get(number)
         if one is not None:

@@ -41,12 +41,15 @@ class LogCatalog(ABC):
         """Return the names of all logs, open or not, in order."""
 
     @abstractmethod
-    async def exists(self, name: str) -> bool:
-        """Return whether there is a log of this name. InvalidSettingsError for an invalid one."""
-
-    @abstractmethod
     async def wal(self, name: str) -> Wal:
         """Return a log, made if there is none and :attr:`can_create`. As :meth:`walstore.WalStore.wal`."""
+
+    @abstractmethod
+    async def find(self, name: str) -> Wal | None:
+        """Not for callers: as :meth:`wal`, but None if there is no log of this name; none is made.
+
+        One step: a log that is deleted meanwhile is found, or it is not.
+        """
 
     async def make(self, name: str, handler: Callable[[Wal], Awaitable[_T]]) -> _T:
         """Make a log, and return what ``handler`` makes of it."""
@@ -88,16 +91,16 @@ class OneLog(LogCatalog):
         """Return its name."""
         return [self._wal.path.name]
 
-    async def exists(self, name: str) -> bool:
-        """Return whether that is its name."""
-        return name == self.default
-
     async def wal(self, name: str) -> Wal:
         """Return it, also if it is closed. LogNotFoundError for another name."""
         if name != self.default:
             text = f"this server serves the log {self.default!r}"
             raise LogNotFoundError(text, location=name[:_MOST_CHARS])
         return self._wal
+
+    async def find(self, name: str) -> Wal | None:
+        """Return it, if that is its name."""
+        return self._wal if name == self.default else None
 
     async def announce(self, where: str | None) -> None:
         """As :meth:`LogCatalog.announce`."""

@@ -219,6 +219,15 @@ class WalStore(LogCatalog, Owned, MustClose):
         Raises InvalidSettingsError for an invalid name, WalClosedError once the store is closed, and
         what :meth:`walstore.Wal.open` raises. If cancelled, the log stays as it was.
         """
+        found = await self._find(name, creates=True)
+        assert found is not None
+        return found
+
+    async def find(self, name: str) -> Wal | None:
+        """Not for callers: as :meth:`wal`, but None if there is no log of this name; none is made."""
+        return await self._find(name, creates=False)
+
+    async def _find(self, name: str, *, creates: bool) -> Wal | None:
         directory = directory_of(name)
         found = self._logs.get(directory)
         if found is not None and not found.is_closing:
@@ -231,6 +240,8 @@ class WalStore(LogCatalog, Owned, MustClose):
                     return found
                 await self._close(directory, found)
             self._check_open()
+            if not creates and not await self._is_on_disk(directory):
+                return None
             return await self._open_log(name, directory)
 
     async def make(self, name: str, handler: Callable[[Wal], Awaitable[_T]]) -> _T:
@@ -291,8 +302,9 @@ class WalStore(LogCatalog, Owned, MustClose):
         """
         self._check_open()
         directory = directory_of(name)
-        if directory in self._logs:
-            return True
+        return directory in self._logs or await self._is_on_disk(directory)
+
+    async def _is_on_disk(self, directory: str) -> bool:
         try:
             return await self._lane.run(has_log, self._fs, self.path, directory)
         except OSError as error:

@@ -45,8 +45,8 @@ from walstore.net.wire.message import (
     Message,
     encode,
 )
+from walstore.net.wire.verbs import FLUSH, VERBS, Verb
 from walstore.serve import Server, ServeSettings
-from walstore.serve.calls import CALLS
 from walstore.testing import ManualClock
 
 GREETING: dict[str, Any] = {"version": VERSION, "token": None, "log": None}
@@ -154,10 +154,9 @@ async def outcome(asking: Awaitable[object]) -> Exception:
 async def test_refusals_name_what_the_protocol_has_and_nothing_of_the_program(
     served: Served,
 ) -> None:
-    transactions = ("begin", "add", "commit", "rollback")
     requests: list[tuple[Kind, Any]] = [
         (Kind.CALL, [name, arguments])
-        for name in (*CALLS, "append_group", "group", *transactions)
+        for name in VERBS
         for arguments in ([], [None] * 9, ["fetch", "g", None, {}, 1], [{}, [], 1], [[], {}])
         if name != "wait_durable"
     ]
@@ -268,8 +267,8 @@ async def test_nothing_is_repeated_that_the_server_ended_the_connection_for(
     served: Served, remote: RemoteWal
 ) -> None:
     """Such a request would end every connection anew, and those of others with it."""
-    wrong = remote.client.send(Kind.GOODBYE, None)
-    waiting = asyncio.create_task(remote.client.call("flush"))
+    wrong = remote.client.send(Verb("none", kind=Kind.GOODBYE))
+    waiting = asyncio.create_task(remote.client.call(FLUSH))
     with pytest.raises(StorageUnavailableError, match="received a request of kind 8"):
         await remote.client.wait(wrong)
     with contextlib.suppress(StorageUnavailableError):

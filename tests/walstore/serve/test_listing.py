@@ -21,6 +21,7 @@ from walstore.cluster.replication.node import ReplicaNode
 from walstore.core.runtime.clock import SystemClock
 from walstore.net.remote.client import Client
 from walstore.net.wire.address import parse_address
+from walstore.net.wire.verbs import Verb
 from walstore.serve import Server
 
 
@@ -81,7 +82,7 @@ async def test_who_asks_for_a_list_gets_no_more(tmp_path: Path) -> None:
         await client.connect()
         for verb in ("trim", "limits", "obey"):
             with pytest.raises(AccessDeniedError, match="only asked for the list"):
-                await client.call(verb, 1)
+                await client.call(Verb(verb), 1)
         await client.aclose()
 
 

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from walstore.cluster.replication.copy_look import LOOK
 from walstore.core.format.packed import MOST_OFFSET
 from walstore.errors import InvalidSettingsError
+from walstore.net.wire.verbs import Fate, Verb
 from walstore.topology.documents import check_log_name
 
 _TAG: Final = re.compile(r"[0-9a-f]{1,64}")
@@ -130,6 +131,9 @@ CALLS: Final[Mapping[str, NodeCall]] = {
     "mend": _of_primary(_PLACE, has_payload=True),
 }
 """By name."""
+
+NODE_VERBS: Final[Mapping[str, Verb]] = {name: Verb(name, fate=Fate.DROPPED) for name in CALLS}
+"""How a primary asks for them: what a lost connection leaves open it finds out itself."""
 
 
 def check_message(

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
+from walstore.cluster.replication.messages import NODE_VERBS
 from walstore.cluster.replication.node import SERVICE
 from walstore.cluster.replication.position import CopyEnd, Place, SegmentExtent
 from walstore.cluster.replication.settings import CopyList
 from walstore.core.ports import Buffer, Clock
 from walstore.errors import StorageUnavailableError
-from walstore.net.remote.client import Client, Fate
+from walstore.net.remote.client import Client
 from walstore.net.wire.address import Address
-from walstore.net.wire.message import Kind
 
 _CHECK_SECONDS: Final = 600.0
 """A segment has up to 2 GiB."""
@@ -116,9 +116,8 @@ class RemoteCopy:
         ``checks``: the pieces were read from a file.
         """
         extra = [1] if checks else []
-        head = ["write", [self._name, *self._author, list(place), seals, shown, *extra]]
         views = [memoryview(piece) for piece in pieces]
-        return self.client.send(Kind.CALL, head, views, fate=Fate.DROPPED).future
+        return self._begin("write", list(place), seals, shown, *extra, payload=views)
 
     async def show(self, shown: int) -> bool:
         """Let readers of the copy see up to an offset; return whether there are some."""
@@ -126,8 +125,7 @@ class RemoteCopy:
 
     def begin_show(self, shown: int) -> asyncio.Future[Any]:
         """As :meth:`show`, without waiting."""
-        head = ["show", [self._name, *self._author, shown]]
-        return self.client.send(Kind.CALL, head, fate=Fate.DROPPED).future
+        return self._begin("show", shown)
 
     async def cut(
         self, start: int, position: int, *, agreed: tuple[int, int] | None = None, first: int = 0
@@ -147,12 +145,17 @@ class RemoteCopy:
 
     def begin_trim(self, head: int) -> asyncio.Future[Any]:
         """Let the copy remove the segments wholly below the head, without waiting."""
-        head_of_call = ["trim", [self._name, *self._author, head]]
-        return self.client.send(Kind.CALL, head_of_call, fate=Fate.DROPPED).future
+        return self._begin("trim", head)
 
     async def keep_hint(self, place: Place, data: bytes) -> None:
         """Let the copy keep a checkpoint of the primary."""
         await self._call("keep_hint", list(place), payload=[memoryview(data)])
+
+    def _begin(
+        self, verb: str, *arguments: object, payload: Sequence[memoryview] = ()
+    ) -> asyncio.Future[Any]:
+        asked = (self._name, *self._author, *arguments)
+        return self.client.send(NODE_VERBS[verb], *asked, payload=payload).future
 
     async def _call(
         self,
@@ -165,7 +168,7 @@ class RemoteCopy:
         try:
             async with asyncio.timeout(seconds):
                 return await self.client.call(
-                    verb, self._name, *self._author, *arguments, payload=payload, fate=Fate.DROPPED
+                    NODE_VERBS[verb], self._name, *self._author, *arguments, payload=payload
                 )
         except TimeoutError as error:
             text = f"the node at {self.client.address} did not answer within {seconds:g} s"

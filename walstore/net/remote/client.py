@@ -12,7 +12,6 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Callable, Sequence
-from enum import Enum
 from itertools import count
 from math import inf
 from typing import Any, Final
@@ -44,6 +43,7 @@ from walstore.net.wire.message import (
     Message,
     encode,
 )
+from walstore.net.wire.verbs import LIMITS, Fate, Verb
 
 logger = logging.getLogger("walstore")
 
@@ -70,17 +70,6 @@ Answer = tuple[Any, memoryview]
 """Head and payload of an answer."""
 
 
-class Fate(Enum):
-    """What becomes of a request when its connection is lost."""
-
-    REPEATED = "repeated"
-    """It is sent again: doing it twice is the same as once."""
-    UNKNOWN = "unknown"
-    """OutcomeUnknownError, if it was sent."""
-    DROPPED = "dropped"
-    """StorageUnavailableError: what it was part of ended with the connection."""
-
-
 READ_SERVICE: Final = "read"
 """What a client asks a server for that only reads; None asks for a log."""
 
@@ -94,7 +83,6 @@ class PendingRequest:
         "is_under_way",
         "is_withdrawn",
         "is_write",
-        "kind",
         "may_be_done",
         "message",
         "number",
@@ -104,7 +92,6 @@ class PendingRequest:
     def __init__(
         self,
         number: int,
-        kind: Kind,
         message: list[bytes | memoryview],
         fate: Fate,
         *,
@@ -114,11 +101,10 @@ class PendingRequest:
         self.since = since
         """When it was asked."""
         self.number = number
-        self.kind = kind
         self.message = message
         self.fate = fate
         self.is_write = is_write
-        """Whether it may change the log, so that a failure leaves that open once it was sent."""
+        """As of its :class:`Verb`."""
         self.is_under_way = False
         """Whether the present connection is to answer it."""
         self.may_be_done = False
@@ -249,31 +235,27 @@ class Client:
 
     def send(
         self,
-        kind: Kind,
-        head: object,
+        verb: Verb,
+        *arguments: object,
         payload: Sequence[bytes | memoryview] = (),
-        *,
-        fate: Fate = Fate.REPEATED,
-        is_write: bool = False,
+        fate: Fate | None = None,
     ) -> PendingRequest:
         """Send a request now, or with the next connection. Its future gets the answer or the error.
 
-        LimitExceededError if the server would not take it.
+        ``fate`` is that of this one request. LimitExceededError if the server would not take it.
         """
         self.check_home()
-        return self._send(kind, head, payload, fate, is_write=is_write)
+        return self._send(verb, arguments, payload, fate)
 
     def _send(
         self,
-        kind: Kind,
-        head: object,
-        payload: Sequence[bytes | memoryview],
-        fate: Fate,
-        *,
-        is_write: bool,
+        verb: Verb,
+        arguments: Sequence[object],
+        payload: Sequence[bytes | memoryview] = (),
+        fate: Fate | None = None,
     ) -> PendingRequest:
         number = next(self._numbers)
-        message = encode(kind, number, head, payload)
+        message = encode(verb.kind, number, verb.head(arguments), payload)
         most_bytes = min(MOST_HEAD_BYTES, self.welcome.get("message_bytes", MOST_HEAD_BYTES))
         if len(message[0]) > most_bytes:
             raise LimitExceededError(
@@ -282,7 +264,9 @@ class Client:
                 limit=most_bytes,
             )
         since = self._clock.monotonic()
-        request = PendingRequest(number, kind, message, fate, is_write=is_write, since=since)
+        request = PendingRequest(
+            number, message, fate or verb.fate, is_write=verb.is_write, since=since
+        )
         self._requests[number] = request
         if self._link is None:
             self._reconnect()
@@ -301,20 +285,18 @@ class Client:
 
     async def call(
         self,
-        name: str,
+        verb: Verb,
         *arguments: object,
         payload: Sequence[bytes | memoryview] = (),
-        fate: Fate = Fate.REPEATED,
-        is_write: bool = False,
+        fate: Fate | None = None,
     ) -> Any:
-        """Call a method of the log and return its result; raises what it raises there.
+        """Ask the server for something and return its answer; raises what that raises there.
 
         Cancelling does not stop a write that was sent.
         """
-        request = self.send(Kind.CALL, [name, arguments], payload, fate=fate, is_write=is_write)
-        if is_write:
-            return (await shield(request.future))[0]
-        return (await self.wait(request))[0]
+        request = self.send(verb, *arguments, payload=payload, fate=fate)
+        answer = await (shield(request.future) if verb.is_write else self.wait(request))
+        return verb.answer.unpack(*answer)
 
     def forget(self, request: PendingRequest) -> None:
         """Drop a request whose answer nobody wants; it must not change the log."""
@@ -473,9 +455,7 @@ class Client:
             if question is None:
                 left = link.heard_at + pause - now
                 if left <= 0 and (has_others or self._requests):
-                    asked = ["limits", []]
-                    future = self._send(Kind.CALL, asked, (), Fate.REPEATED, is_write=False).future
-                    question = Question(link, future, now)
+                    question = Question(link, self._send(LIMITS, ()).future, now)
             else:
                 left = question.seconds_left(now)
                 if left <= 0:

@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import partial
 
-from walstore.net.remote.client import Client, Fate
-from walstore.net.wire.cursors import pack_cursor, pack_start, unpack_cursor
-from walstore.net.wire.errors import unpack_problem
+from walstore.net.remote.client import Client
+from walstore.net.wire.verbs import CURSORS, DELETE_CURSOR, MOVE_CURSOR, OPEN_CURSOR
 from walstore.positions.change import CursorChange
 from walstore.positions.cursor import Cursor, CursorBackend
 from walstore.positions.queue import TaskQueue
@@ -37,10 +36,8 @@ class RemoteCursors(CursorBackend):
         lease_seconds: float | None = None,
     ) -> Cursor:
         """Return a handle on the cursor ``name``; see :meth:`RemoteWal.cursor`."""
-        state, writer = await self._client.call(
-            "open_cursor", check_name(name), pack_start(start), lease_seconds, is_write=True
-        )
-        return Cursor(name, unpack_cursor(state), writer=writer, backend=self)
+        state, writer = await self._client.call(OPEN_CURSOR, check_name(name), start, lease_seconds)
+        return Cursor(name, state, writer=writer, backend=self)
 
     def swap(self, change: CursorChange) -> Callable[[], Awaitable[CursorState]]:
         """As of :class:`CursorBackend`."""
@@ -48,36 +45,25 @@ class RemoteCursors(CursorBackend):
 
     async def list(self) -> list[CursorInfo]:
         """Return the cursors by name, damaged ones included."""
-        return [
-            CursorInfo(
-                name,
-                position,
-                is_expired,
-                None if state is None else unpack_cursor(state),
-                None if problem is None else unpack_problem(problem),
-            )
-            for name, position, is_expired, state, problem in await self._client.call("cursors")
-        ]
+        found: list[CursorInfo] = await self._client.call(CURSORS)
+        return found
 
     async def delete(self, name: str) -> bool:
         """Remove a cursor and its pin; return whether there was one."""
-        found: bool = await self._client.call(
-            "delete_cursor", check_name(name), fate=Fate.UNKNOWN, is_write=True
-        )
+        found: bool = await self._client.call(DELETE_CURSOR, check_name(name))
         return found
 
     async def _swap(self, change: CursorChange) -> CursorState:
-        found = await self._client.call(
-            "move_cursor",
+        found: CursorState = await self._client.call(
+            MOVE_CURSOR,
             change.name,
-            pack_cursor(change.seen),
+            change.seen,
             change.writer,
             True,  # servers of earlier versions look less closely without it  # noqa: FBT003
             change.verb,
             change.position,
-            is_write=True,
         )
-        return unpack_cursor(found)
+        return found
 
 
 def __getattr__(name: str) -> type[Cursor]:

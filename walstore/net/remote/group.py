@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from walstore.core.runtime.statistics import GroupStatistics
 from walstore.errors import StorageUnavailableError, WalError
-from walstore.net.remote.client import Answer, Client, Fate, PendingRequest
-from walstore.net.wire.groups import pack_settings, unpack_jobs
-from walstore.net.wire.message import Kind, ProtocolViolationError
+from walstore.net.remote.client import Answer, Client, PendingRequest
+from walstore.net.wire import verbs
+from walstore.net.wire.groups import pack_settings
+from walstore.net.wire.message import ProtocolViolationError
 from walstore.positions.groups.settings import GroupSettings
 from walstore.records import Record
 
@@ -54,13 +55,13 @@ class RemoteGroup:
     async def open(self, member: bytes) -> None:
         """Make the group usable, and let a member in; raises as the server's."""
         self._member = member
-        self._bind(await self._call("open", member))
+        self._bind(await self._call(verbs.OPEN_GROUP, member))
         self._is_there = True
 
     def stay(self) -> None:
         """Let the server know on a new connection that the member is there, if it is; without waiting."""
         if self._is_there and not self._client.is_closing:
-            request = self._send("stay", self._member, fate=Fate.DROPPED)
+            request = self._send(verbs.STAY, self._member)
             request.future.add_done_callback(self._stayed)
 
     async def take(
@@ -83,21 +84,19 @@ class RemoteGroup:
 
     async def settle(self, offsets: Sequence[int]) -> None:
         """Settle jobs durably; sent again if the connection is lost."""
-        await self._call("settle", list(offsets), is_write=True)
+        await self._call(verbs.SETTLE, list(offsets))
         for offset in offsets:
             self._held.pop(offset, None)
 
     async def give_back(self, offset: int, deliveries: int, delay_seconds: float) -> None:
         """End a lease early."""
-        await self._call(
-            "give_back", self._member, offset, deliveries, delay_seconds, is_write=True
-        )
+        await self._call(verbs.GIVE_BACK, self._member, offset, deliveries, delay_seconds)
         if self._held.get(offset) == deliveries:
             del self._held[offset]
 
     async def extend(self, offset: int, deliveries: int) -> None:
         """Begin a lease anew."""
-        await self._call("extend", self._member, offset, deliveries, is_write=True)
+        await self._call(verbs.EXTEND, self._member, offset, deliveries)
         self._hold(offset, deliveries)
 
     async def leave(self, member: bytes) -> None:
@@ -106,14 +105,14 @@ class RemoteGroup:
         await self._kept.end()
         held, self._held = [list(one) for one in self._held.items()], {}
         for low in range(0, max(len(held), 1), _HELD_AT_ONCE):
-            await self._call("leave", member, held[low : low + _HELD_AT_ONCE], is_write=True)
+            await self._call(verbs.LEAVE, member, held[low : low + _HELD_AT_ONCE])
 
     async def statistics(self) -> GroupStatistics:
         """Return the group at this moment."""
-        return GroupStatistics(**await self._call("statistics"))
+        return GroupStatistics(**await self._call(verbs.GROUP_STATISTICS))
 
     async def _take(self, member: bytes, most: int, seconds: float) -> list[tuple[Record, int]]:
-        request = self._send("fetch", member, most, seconds)
+        request = self._send(verbs.FETCH, member, most, seconds)
         try:
             await asyncio.wait(
                 (request.future,)
@@ -126,7 +125,7 @@ class RemoteGroup:
 
     def _unpack(self, answer: Answer) -> list[tuple[Record, int]]:
         try:
-            jobs = unpack_jobs(*answer)
+            jobs: Jobs = verbs.FETCH.answer.unpack(*answer)
         except ProtocolViolationError as error:
             raise StorageUnavailableError(f"the server sent {error}") from error
         for record, deliveries in jobs:
@@ -139,7 +138,7 @@ class RemoteGroup:
         for offset, _ in held:
             self._held.pop(offset, None)
         if not self._client.is_closing:
-            self._send("take_back", self._member, held, fate=Fate.DROPPED, is_write=True)
+            self._send(verbs.TAKE_BACK, self._member, held)
 
     def _hold(self, offset: int, deliveries: int) -> None:
         """Note a lease that begins now. A group has a limited number; of more, the oldest have ended."""
@@ -148,19 +147,12 @@ class RemoteGroup:
         while len(self._held) > self._most_held:
             del self._held[next(iter(self._held))]
 
-    async def _call(self, verb: str, *arguments: object, is_write: bool = False) -> Any:
-        asked = [verb, *self._group, *arguments]
-        return await self._client.call("group", *asked, payload=(self._bound,), is_write=is_write)
+    async def _call(self, verb: verbs.Verb, *arguments: object) -> Any:
+        asked = [*self._group, *arguments]
+        return await self._client.call(verb, *asked, payload=(self._bound,))
 
-    def _send(
-        self,
-        verb: str,
-        *arguments: object,
-        fate: Fate = Fate.REPEATED,
-        is_write: bool = False,
-    ) -> PendingRequest:
-        asked = ["group", [verb, *self._group, *arguments]]
-        return self._client.send(Kind.CALL, asked, (self._bound,), fate=fate, is_write=is_write)
+    def _send(self, verb: verbs.Verb, *arguments: object) -> PendingRequest:
+        return self._client.send(verb, *self._group, *arguments, payload=(self._bound,))
 
     def _stayed(self, answer: asyncio.Future[Answer]) -> None:
         """Take over what a server that was started anew calls the group."""

@@ -13,10 +13,11 @@ from walstore.core.batches.batch_builder import AppendRequest
 from walstore.core.runtime.admissions import Admissions
 from walstore.core.runtime.error_mapping import copy_error
 from walstore.errors import OutcomeUnknownError, WalError
-from walstore.net.remote.client import Answer, Client, Fate
+from walstore.net.remote.client import Answer, Client
 from walstore.net.wire.errors import unpack_error
-from walstore.net.wire.message import MESSAGE_OVERHEAD_BYTES, Kind
+from walstore.net.wire.message import MESSAGE_OVERHEAD_BYTES
 from walstore.net.wire.records import NO_OPTIONS, RecordOptions, pack_options, pack_values
+from walstore.net.wire.verbs import APPEND
 
 _MESSAGE_BYTES: Final = 256 << 10
 _MESSAGE_RECORDS: Final = 4096
@@ -69,10 +70,10 @@ class Outbox:
         options: list[Any] | None = None
         if gathered.rows is not None:
             options = pack_options(gathered.rows)
-        head = [gathered.durability, pack_values(gathered.values), options]
+        sizes = pack_values(gathered.values)
         try:
             request = self._client.send(
-                Kind.APPEND, head, gathered.values, fate=Fate.UNKNOWN, is_write=True
+                APPEND, gathered.durability, sizes, options, payload=gathered.values
             )
         except WalError as error:
             self._settle(gathered, error)

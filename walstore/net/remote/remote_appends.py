@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 from walstore.core.batches.batch_builder import RECORD_OVERHEAD_BYTES, AppendRequest
 from walstore.core.batches.conditions import AppendConditions
@@ -12,13 +11,13 @@ from walstore.core.faces.append_backend import AppendBackend, GroupAppend
 from walstore.core.faces.transaction import too_large
 from walstore.core.settings import parse_durability
 from walstore.errors import RecordTooLargeError, RegisterMismatchError
-from walstore.net.remote.client import Client, Fate
+from walstore.net.remote.client import Client
 from walstore.net.remote.client_sequence import ClientSequence
 from walstore.net.remote.outbox import Outbox
 from walstore.net.remote.sent_records import SentRecords
 from walstore.net.remote.source import LogMirror
+from walstore.net.wire import verbs
 from walstore.net.wire.records import pack_values
-from walstore.net.wire.registers import pack_conditions
 from walstore.records import AnyDurability, Durability
 
 
@@ -63,14 +62,13 @@ class RemoteAppends(AppendBackend):
         columns = (request.keys, request.streams, request.headers, request.timestamps_us)
         try:
             start, limit, registers = await self._client.call(
-                "append_group",
+                verbs.APPEND_GROUP,
                 level,
                 pack_values(request.values),
                 [None if column is None else column[0] for column in columns],  # all share them
-                pack_conditions(conditions),
+                conditions,
                 payload=request.values,
-                fate=Fate.UNKNOWN if conditions.sequence is None else Fate.REPEATED,
-                is_write=True,
+                fate=None if conditions.sequence is None else verbs.Fate.REPEATED,
             )
         except RegisterMismatchError as error:
             raise self._mirror.hear_refusal(error, conditions) from None
@@ -105,46 +103,43 @@ class RemoteAppends(AppendBackend):
 
     def last_sequence(self, producer_id: str) -> Callable[[], Awaitable[int]]:
         """Return what asks for the highest number that was given, or that a transaction got."""
-        return functools.partial(self._client.call, "last_sequence", producer_id)
+        return functools.partial(self._client.call, verbs.LAST_SEQUENCE, producer_id)
 
     async def take_fence(self, owner: str, register: str) -> str:
         """As of :class:`AppendBackend`."""
-        token: str = await self._call("fence", owner, register)
+        token: str = await self._client.call(verbs.FENCE, owner, register)
         self._mirror.registers = {**self._mirror.registers, register: token}
         return token
 
     async def open_stream(self, name: str, metadata: Mapping[str, str]) -> None:
         """As of :class:`AppendBackend`."""
-        await self._call("open_stream", name, dict(metadata))
+        await self._client.call(verbs.OPEN_STREAM, name, dict(metadata))
 
     async def close_stream(self, name: str) -> None:
         """As of :class:`AppendBackend`."""
         self._outbox.flush()
-        await self._call("close_stream", name)
+        await self._client.call(verbs.CLOSE_STREAM, name)
 
     async def wait_durable(self, offset: int, level: Durability | None) -> None:
         """As of :class:`AppendBackend`."""
         self._outbox.flush()
-        self._mirror.hear(await self._client.call("wait_durable", offset, level))
+        self._mirror.hear(await self._client.call(verbs.WAIT_DURABLE, offset, level))
 
     async def flush(self) -> None:
         """As of :class:`AppendBackend`."""
         self._outbox.flush()
-        self._mirror.hear(await self._client.call("flush"))
+        self._mirror.hear(await self._client.call(verbs.FLUSH))
 
     async def trim(self, before: int) -> int:
         """As of :class:`AppendBackend`."""
-        head: int = await self._call("trim", before)
+        head: int = await self._client.call(verbs.TRIM, before)
         self._mirror.head = max(self._mirror.head, head)
         return head
 
     async def rotate(self) -> None:
         """As of :class:`AppendBackend`."""
-        await self._call("rotate")
+        await self._client.call(verbs.ROTATE)
 
     def send_gathered(self) -> None:
         """Send the records that were gathered: what is sent next was asked later."""
         self._outbox.flush()
-
-    async def _call(self, name: str, *arguments: Any) -> Any:
-        return await self._client.call(name, *arguments, is_write=True)

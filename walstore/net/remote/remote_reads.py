@@ -11,6 +11,7 @@ from walstore.core.runtime.resource import MustClose, Unclosed
 from walstore.errors import StorageUnavailableError
 from walstore.net.remote.client import Client
 from walstore.net.remote.source import LogMirror
+from walstore.net.wire.verbs import OFFSET_AT, REFRESH, TIMESTAMP_AT
 
 
 class RemoteReads(ReadableLog, MustClose):
@@ -42,7 +43,7 @@ class RemoteReads(ReadableLog, MustClose):
 
     async def refresh(self) -> None:
         """Ask the server for the present offsets, limits and registers."""
-        limits, registers = await self.client.call("refresh")
+        limits, registers = await self.client.call(REFRESH)
         self._mirror.hear(limits)
         self._mirror.registers = registers
 
@@ -60,11 +61,11 @@ class RemoteReads(ReadableLog, MustClose):
         return f"<{kind} {self.client.address} [{seen.head}, {max(seen.tail, seen.visible_limit)})>"
 
     async def _find_offset(self, time_us: int) -> int:
-        found: int = await self.client.call("offset_at", time_us)
+        found: int = await self.client.call(OFFSET_AT, time_us)
         return found
 
     async def _find_timestamp(self, offset: int) -> int:
-        found: int = await self.client.call("timestamp_at", offset)
+        found: int = await self.client.call(TIMESTAMP_AT, offset)
         return found
 
     def _left_open(self) -> Unclosed | None:

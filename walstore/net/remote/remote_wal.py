@@ -14,9 +14,8 @@ from walstore.core.ports import Clock
 from walstore.core.read.reader import ReadSource
 from walstore.core.runtime.clock import SystemClock
 from walstore.core.runtime.resource import Opening
-from walstore.core.runtime.statistics import GroupInfo, Statistics, unpack_statistics
-from walstore.core.tier_port import Extent, LogExtents
-from walstore.errors import StorageUnavailableError
+from walstore.core.runtime.statistics import GroupInfo, Statistics
+from walstore.core.tier_port import LogExtents
 from walstore.log.log import Log
 from walstore.net.remote.client import Client
 from walstore.net.remote.cursors import RemoteCursors
@@ -27,8 +26,7 @@ from walstore.net.remote.server_places import check_places
 from walstore.net.remote.server_search import epoch_of
 from walstore.net.remote.source import RemoteSource
 from walstore.net.wire.address import Address
-from walstore.net.wire.groups import unpack_groups
-from walstore.net.wire.message import Kind
+from walstore.net.wire.verbs import DELETE_GROUP, EXTENTS, GROUPS, STATISTICS, STREAMS
 from walstore.positions.cursor import CursorBackend
 from walstore.positions.groups.settings import GroupSettings, check_group_name
 from walstore.records import Durability
@@ -112,10 +110,8 @@ class RemoteWal(RemoteReads, Log):
 
     async def streams(self) -> dict[str, StreamInfo]:
         """Return every stream that was opened or appended to, by name, in the order of opening."""
-        return {
-            name: StreamInfo(is_open=is_open, metadata=metadata, opened_at=opened_at)
-            for name, is_open, metadata, opened_at in await self.client.call("streams")
-        }
+        found: dict[str, StreamInfo] = await self.client.call(STREAMS)
+        return found
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -127,12 +123,12 @@ class RemoteWal(RemoteReads, Log):
 
     async def groups(self) -> list[GroupInfo]:
         """Return all groups of the log by name; as :meth:`walstore.Wal.groups`."""
-        answer = await self.client.wait(self.client.send(Kind.CALL, ["groups", []]))
-        return unpack_groups(*answer)
+        found: list[GroupInfo] = await self.client.call(GROUPS)
+        return found
 
     async def delete_group(self, name: str) -> bool:
         """Remove a group and all that it remembers; as :meth:`walstore.Wal.delete_group`."""
-        found: bool = await self.client.call("delete_group", check_group_name(name), is_write=True)
+        found: bool = await self.client.call(DELETE_GROUP, check_group_name(name))
         return found
 
     # -- looking -----------------------------------------------------------------------------
@@ -199,22 +195,16 @@ class RemoteWal(RemoteReads, Log):
 
     async def statistics(self) -> Statistics:
         """Return a snapshot of the counters of the served log."""
-        return unpack_statistics(await self.client.call("statistics"))
+        found: Statistics = await self.client.call(STATISTICS)
+        return found
 
     async def extents(self) -> LogExtents:
         """Return which file or object holds which records; as :meth:`walstore.Wal.extents`.
 
         What is stored can be read without the server: the names of objects are keys below ``tier_url``.
         """
-        match await self.client.call("extents"):
-            case [list(segments), list(stored), list(retention), str() | None as tier_url]:
-                return LogExtents(
-                    [Extent(*one) for one in segments],
-                    [Extent(*one) for one in stored],
-                    [str(one) for one in retention],
-                    tier_url,
-                )
-        raise StorageUnavailableError("the server's answer is none")
+        found: LogExtents = await self.client.call(EXTENTS)
+        return found
 
     # -- closing -----------------------------------------------------------------------------
 

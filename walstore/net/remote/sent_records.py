@@ -21,12 +21,11 @@ from walstore.errors import (
     WalClosedError,
     WalError,
 )
-from walstore.net.remote.client import Answer, Client, Fate
+from walstore.net.remote.client import Answer, Client
 from walstore.net.remote.outbox import Outbox, options_of
 from walstore.net.remote.source import LogMirror
-from walstore.net.wire.message import Kind
 from walstore.net.wire.records import NO_OPTIONS, RecordOptions, pack_options, pack_values
-from walstore.net.wire.registers import pack_conditions
+from walstore.net.wire.verbs import ADD, BEGIN, COMMIT, ROLLBACK
 from walstore.records import Durability
 
 _T = TypeVar("_T")
@@ -99,7 +98,7 @@ class SentRecords(TransactionRecords):
         options: list[Any] | None = None
         if any(row != NO_OPTIONS for row in rows):
             options = pack_options(rows)
-        await self._call("add", self._number, pack_values(values), options, payload=values)
+        await self._call(ADD, self._number, pack_values(values), options, payload=values)
 
     async def finish(self) -> None:
         """Send what is left, behind the appends that were gathered before."""
@@ -109,8 +108,8 @@ class SentRecords(TransactionRecords):
     async def commit(self) -> None:
         """Let the server commit. Cancelled, it waits for the answer, unless it is cancelled again."""
         update = self._conditions.update
-        call = ["commit", [self._number, {} if update is self._sent_update else update]]
-        request = self._client.send(Kind.CALL, call, fate=Fate.UNKNOWN, is_write=True)
+        changed = {} if update is self._sent_update else update
+        request = self._client.send(COMMIT, self._number, changed)
         self._is_committing = True
         try:
             answer = await self._same_server(shield(request.future))
@@ -139,7 +138,7 @@ class SentRecords(TransactionRecords):
         self._rows.clear()
         if self._is_begun and not self._is_committing and not self._client.is_closing:
             try:
-                await self._client.call("rollback", self._number, fate=Fate.DROPPED)
+                await self._client.call(ROLLBACK, self._number)
             except StorageUnavailableError:
                 return  # the server rolls back what a lost connection leaves
 
@@ -156,11 +155,11 @@ class SentRecords(TransactionRecords):
         if not self._is_begun:
             self._is_begun = True
             self._sent_update = self._conditions.update
-            await self._call("begin", self._number, self._level, pack_conditions(self._conditions))
+            await self._call(BEGIN, self._number, self._level, self._conditions)
             self._begun_at = self._client.reconnects
 
     async def _call(self, *call: Any, payload: list[bytes] | None = None) -> None:
-        await self._same_server(self._client.call(*call, payload=payload or (), fate=Fate.DROPPED))
+        await self._same_server(self._client.call(*call, payload=payload or ()))
 
     async def _same_server(self, answer: Awaitable[_T]) -> _T:
         """Await an answer. A server that does not know the transaction is another than it was begun at."""

@@ -30,6 +30,7 @@ from walstore.net.wire.message import (
     ProtocolViolationError,
     encode,
 )
+from walstore.net.wire.verbs import REGISTERS, Verb
 
 _GREETING: Final = 0
 _MOST_TOKEN_CHARS: Final = GREETING_BYTES // 8
@@ -136,7 +137,7 @@ class ServerConnection(asyncio.Protocol):
             raise StorageUnavailableError("the server's greeting is none")
         about = welcome.get("log")
         while isinstance(about, dict) and about.get("has_more") is True:
-            match await self._ask("registers"):
+            match await self._ask(REGISTERS):
                 case [dict(registers), bool(has_more)]:
                     about["registers"].update(registers)
                     about["has_more"] = has_more
@@ -144,12 +145,12 @@ class ServerConnection(asyncio.Protocol):
                     raise StorageUnavailableError("the server's registers are none")
         return welcome
 
-    async def _ask(self, name: str) -> Any:
+    async def _ask(self, verb: Verb) -> Any:
         """Make a call that belongs to the greeting: nothing else is under way."""
         if self._transport is None or self._transport.is_closing():
             raise StorageUnavailableError(self._why)
         self._welcome = asyncio.get_running_loop().create_future()
-        self.send(encode(Kind.CALL, _GREETING, [name, []]))
+        self.send(encode(verb.kind, _GREETING, verb.head(())))
         return await self._welcome
 
     @property

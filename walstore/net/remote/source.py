@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, Literal
 
 from walstore.core.batches.batch import Batch
@@ -15,10 +16,11 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
-from walstore.net.remote.client import Answer, Client, Fate
+from walstore.net.remote.client import Answer, Client
 from walstore.net.remote.kept_answer import KeptAnswer
-from walstore.net.wire.message import Kind, ProtocolViolationError
+from walstore.net.wire.message import ProtocolViolationError
 from walstore.net.wire.records import unpack_batches
+from walstore.net.wire.verbs import OFFSET_AT, READ, REFRESH
 from walstore.records import Durability
 
 _WAIT_SECONDS: Final = 30.0
@@ -153,7 +155,7 @@ class RemoteSource:
 
     async def refresh(self) -> None:
         """Ask for the present limits. If cancelled they are heard nevertheless, when they come."""
-        request = self._client.send(Kind.CALL, ["refresh", []])
+        request = self._client.send(REFRESH)
         request.future.add_done_callback(self._refreshed)
         await asyncio.wait((request.future,))
         request.future.result()
@@ -184,8 +186,8 @@ class RemoteSource:
         """Return the first visible offset at or after a time, or the limit if all are older."""
         key = timestamp_us, self._mirror.epoch
         if self._found is None or self._found[0] != key:
-            head = ["offset_at", [timestamp_us]]
-            found, _ = await self._searching.get(key, lambda: self._client.send(Kind.CALL, head))
+            asked = partial(self._client.send, OFFSET_AT, timestamp_us)
+            found, _ = await self._searching.get(key, asked)
             self._found = key, found  # until a read there has its answer
         self._seen_limit = max(self._seen_limit, self._found[1])
         return self._found[1]
@@ -198,11 +200,11 @@ class RemoteSource:
     async def _request(
         self, position: int, stop: int | None, max_bytes: int, seconds: float
     ) -> list[Batch]:
-        head = [position, stop, max_bytes, seconds, self._visibility]
+        wanted = position, stop, max_bytes, seconds, self._visibility
         key = position, self._mirror.epoch
         try:
             answer, payload = await self._reading.get(
-                key, lambda: self._client.send(Kind.READ, head, fate=Fate.REPEATED)
+                key, partial(self._client.send, READ, *wanted)
             )
         except OffsetTrimmedError as error:
             self._mirror.head = max(self._mirror.head, error.head)

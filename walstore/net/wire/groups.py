@@ -13,7 +13,7 @@ from walstore.core.batches.append_request import pack_headers
 from walstore.core.runtime.statistics import GroupInfo, GroupStatistics
 from walstore.net.wire.cursors import pack_start, unpack_start
 from walstore.net.wire.errors import pack_error, unpack_problem
-from walstore.net.wire.message import ProtocolViolationError
+from walstore.net.wire.message import PackedAnswer, ProtocolViolationError
 from walstore.net.wire.records import unpack_header
 from walstore.positions.groups.settings import GroupSettings
 from walstore.records import NO_HEADERS, Record
@@ -44,7 +44,7 @@ def unpack_settings(packed: Any) -> GroupSettings:
     raise ProtocolViolationError("settings of a group that are none")
 
 
-def pack_groups(groups: Sequence[GroupInfo]) -> tuple[list[Any], list[bytes]]:
+def pack_groups(groups: Sequence[GroupInfo]) -> PackedAnswer:
     """Return groups as values of msgpack, and what is wrong with them for the payload.
 
     Older clients do not look at that.
@@ -55,7 +55,7 @@ def pack_groups(groups: Sequence[GroupInfo]) -> tuple[list[Any], list[bytes]]:
         now = None if one.statistics is None else asdict(one.statistics)
         rows.append([one.name, one.floor, one.behind, now])
         problems.append(None if one.problem is None else pack_error(one.problem))
-    return rows, [msgpack.packb(problems)] if any(problems) else []
+    return PackedAnswer(rows, [msgpack.packb(problems)] if any(problems) else [])
 
 
 def unpack_groups(packed: Sequence[Any], payload: memoryview) -> list[GroupInfo]:
@@ -87,7 +87,7 @@ def is_bound_elsewhere(bound: bytes, epoch: int, number: int) -> bool:
     return len(bound) == len(here) and bound[:_EPOCH_BYTES] == here[:_EPOCH_BYTES] and bound != here
 
 
-def pack_jobs(jobs: Sequence[tuple[Record, int]]) -> tuple[list[Any], list[bytes]]:
+def pack_jobs(jobs: Sequence[tuple[Record, int]]) -> PackedAnswer:
     """Return jobs as values of msgpack, and their values, keys and headers for the payload."""
     rows: list[Any] = []
     pieces: list[bytes] = []
@@ -97,7 +97,7 @@ def pack_jobs(jobs: Sequence[tuple[Record, int]]) -> tuple[list[Any], list[bytes
         sizes = [None if part is None else len(part) for part in parts]
         rows.append([deliveries, record.offset, record.stream, record.timestamp_us, *sizes])
         pieces += filter(None, parts)
-    return rows, pieces
+    return PackedAnswer(rows, pieces)
 
 
 def unpack_jobs(packed: Any, payload: memoryview) -> list[tuple[Record, int]]:

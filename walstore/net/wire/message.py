@@ -103,6 +103,13 @@ class Message(NamedTuple):
     """Elements of all arrays and maps of the head of a request; 0 if it is short."""
 
 
+class PackedAnswer(NamedTuple):
+    """An answer with a payload."""
+
+    head: Any
+    payload: Sequence[bytes | memoryview]
+
+
 class _Header(NamedTuple):
     """What is known of a message before it is taken."""
 

@@ -22,8 +22,9 @@ from walstore.cluster.replication.messages import CALLS
 from walstore.cluster.replication.node import VERBS
 from walstore.cluster.replication.remote_copy import client_of
 from walstore.core.format.packed import MOST_OFFSET
-from walstore.net.remote.client import Client, Fate
+from walstore.net.remote.client import Client
 from walstore.net.wire.address import parse_address
+from walstore.net.wire.verbs import Fate, Verb
 
 pytestmark = pytest.mark.timeout(60)
 EPOCH, TAG, SEGMENT = 9, "ab" * 8, 1
@@ -122,7 +123,7 @@ class Copy:
 
     async def call(self, verb: Any, *arguments: Any, payload: bytes = b"") -> Any:
         pieces = [memoryview(payload)] if payload else ()
-        return await self.client.call(verb, *arguments, payload=pieces, fate=Fate.DROPPED)
+        return await self.client.call(Verb(verb, fate=Fate.DROPPED), *arguments, payload=pieces)
 
     async def refused(self, verb: Any, *arguments: Any, payload: bytes = b"") -> str:
         """Return the error of a message that is none, which the node logs, too; nothing has changed."""

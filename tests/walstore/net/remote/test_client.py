@@ -15,7 +15,7 @@ from tests.waiting import RUNS_OUT_SECONDS, until
 from walstore import LimitExceededError, OutcomeUnknownError, StorageUnavailableError
 from walstore.core.ports import Clock
 from walstore.core.runtime.clock import SystemClock
-from walstore.net.remote.client import Client, Fate
+from walstore.net.remote.client import Client
 from walstore.net.wire.address import parse_address
 from walstore.net.wire.errors import pack_error
 from walstore.net.wire.message import (
@@ -30,6 +30,7 @@ from walstore.net.wire.message import (
     Message,
     encode,
 )
+from walstore.net.wire.verbs import Fate, Verb
 from walstore.testing import ManualClock
 
 MOST: Final = 1 << 20
@@ -78,6 +79,11 @@ async def servers(path: Path, *answers: Answer) -> AsyncIterator[list[dict[str, 
         yield greetings
     finally:
         server.close()
+
+
+def once(name: str) -> Verb:
+    """Return what may not be asked twice."""
+    return Verb(name, is_write=True, fate=Fate.UNKNOWN)
 
 
 def encode_all(kind: Kind, number: int, head: object) -> bytes:
@@ -161,14 +167,14 @@ async def test_what_was_not_begun_goes_to_the_next_server(tmp_path: Path) -> Non
         servers(tmp_path / "s", failed(NOT_BEGUN), done) as greetings,
         connected(tmp_path / "s") as client,
     ):
-        assert await client.call("a", is_write=True, fate=Fate.UNKNOWN) == "done"
+        assert await client.call(once("a")) == "done"
         assert [one["moves"] for one in greetings] == [True, True]
 
 
 async def test_what_no_server_began_was_not_written(tmp_path: Path) -> None:
     async with servers(tmp_path / "s", failed(NOT_BEGUN)), connected(tmp_path / "s") as client:
         with pytest.raises(StorageUnavailableError, match="nothing was written"):
-            await client.call("a", is_write=True)
+            await client.call(Verb("a", is_write=True))
 
 
 async def test_what_a_lost_server_may_have_done_stays_open(tmp_path: Path) -> None:
@@ -178,7 +184,7 @@ async def test_what_a_lost_server_may_have_done_stays_open(tmp_path: Path) -> No
         connected(tmp_path / "s") as client,
     ):
         with pytest.raises(OutcomeUnknownError):
-            await client.call("a", is_write=True)
+            await client.call(Verb("a", is_write=True))
 
 
 async def test_what_may_have_been_done_is_as_if_the_connection_were_lost(tmp_path: Path) -> None:
@@ -192,10 +198,10 @@ async def test_what_may_have_been_done_is_as_if_the_connection_were_lost(tmp_pat
 
     waiting: list[tuple[asyncio.StreamWriter, Message]] = []
     async with servers(tmp_path / "s", answer, done), connected(tmp_path / "s") as client:
-        first = asyncio.ensure_future(client.call("first", is_write=True, fate=Fate.UNKNOWN))
+        first = asyncio.ensure_future(client.call(once("first")))
         with pytest.raises(OutcomeUnknownError):
-            await client.call("once", is_write=True, fate=Fate.UNKNOWN)
-        repeated = asyncio.ensure_future(client.call("again", is_write=True))
+            await client.call(once("once"))
+        repeated = asyncio.ensure_future(client.call(Verb("again", is_write=True)))
         await asyncio.sleep(0)
         assert not first.done()
         done(*waiting[0])
@@ -215,8 +221,8 @@ async def test_after_a_log_moved_the_next_server_is_asked_for_a_later_epoch(
 
     path = tmp_path / "s"
     async with servers(path, goodbye, drop, done) as greetings, connected(path) as client:
-        assert await client.call("a") == "done"
-        assert await client.call("b") == "done"
+        assert await client.call(Verb("a")) == "done"
+        assert await client.call(Verb("b")) == "done"
     # The third connection is made because the second one was lost, which says nothing of an epoch.
     found = [greeting.get("after") for greeting in greetings]
     assert found == [None, EPOCH if why is MOVES else None, None]
@@ -233,11 +239,11 @@ async def test_nothing_new_is_sent_after_a_goodbye(tmp_path: Path) -> None:
 
     waiting: list[tuple[asyncio.StreamWriter, Message]] = []
     async with servers(tmp_path / "s", answer, done), connected(tmp_path / "s") as client:
-        first = asyncio.ensure_future(client.call("a", is_write=True, fate=Fate.UNKNOWN))
+        first = asyncio.ensure_future(client.call(once("a")))
         await until(lambda: bool(waiting))
         for _ in range(100):
             await asyncio.sleep(0)
-        second = asyncio.ensure_future(client.call("b", is_write=True, fate=Fate.UNKNOWN))
+        second = asyncio.ensure_future(client.call(once("b")))
         for _ in range(100):
             await asyncio.sleep(0)
         assert seen == ["a"]
@@ -258,15 +264,15 @@ async def test_a_server_that_answers_what_was_cancelled_as_not_begun_is_not_left
             done(writer, message)
 
     async with servers(tmp_path / "s", answer, drop), connected(tmp_path / "s") as client:
-        forgotten = client.send(Kind.CALL, ["wait", []])
+        forgotten = client.send(Verb("wait"))
         client.forget(forgotten)
-        withdrawn = client.send(Kind.CALL, ["wait", []])
+        withdrawn = client.send(Verb("wait"))
         client.withdraw(withdrawn)
         client.withdraw(withdrawn)
-        assert await client.call("a") == "done"
+        assert await client.call(Verb("a")) == "done"
         await asyncio.wait((withdrawn.future,))
         assert withdrawn.future.exception() is not None
-        assert await client.call("b") == "done"
+        assert await client.call(Verb("b")) == "done"
         assert client.reconnects == 0
 
 
@@ -281,11 +287,11 @@ async def test_what_is_withdrawn_may_have_been_done_and_is_not_repeated(tmp_path
             drop(writer, message)
 
     async with servers(tmp_path / "s", answer, done), connected(tmp_path / "s") as client:
-        late, lost = client.send(Kind.CALL, ["a", []]), client.send(Kind.CALL, ["b", []])
+        late, lost = client.send(Verb("a")), client.send(Verb("b"))
         client.withdraw(late)
         assert (await late.future)[0] == "done"
         lost.is_withdrawn, lost.fate = True, Fate.DROPPED  # as if its CANCEL were on the way
-        assert await client.call("drop") == "done"
+        assert await client.call(Verb("drop")) == "done"
         with pytest.raises(StorageUnavailableError):
             await lost.future
     assert asked == [Kind.CALL, Kind.CALL, Kind.CANCEL, Kind.CALL]
@@ -306,11 +312,11 @@ async def test_an_answer_that_is_too_large_fails_its_call_and_nothing_is_asked_a
         servers(tmp_path / "s", answer) as greetings,
         connected(tmp_path / "s") as client,
     ):
-        large = asyncio.ensure_future(client.call("large"))
-        write = asyncio.ensure_future(client.call("write", is_write=True, fate=Fate.UNKNOWN))
+        large = asyncio.ensure_future(client.call(Verb("large")))
+        write = asyncio.ensure_future(client.call(once("write")))
         with pytest.raises(LimitExceededError, match="answer was not taken") as refused:
             await large
         assert refused.value.outcome == "unknown"
         assert await write == "done"
-        assert await client.call("small") == "done"
+        assert await client.call(Verb("small")) == "done"
         assert (asked, len(greetings)) == (["large", "write", "small"], 1)
