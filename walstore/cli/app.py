@@ -78,7 +78,7 @@ CHECKING: Final = "Checking and repairing"
 MOVING: Final = "Copying logs"
 ENDING: Final = "Removing and ending"
 TRYING: Final = "Trying it out"
-GROUPS: Final = "Verbs of their own"
+GROUPS: Final = "Groups of verbs"
 
 
 class _Grouped(TyperGroup):
@@ -179,56 +179,60 @@ def _add_to(group: typer.Typer, verb: Verb, about: str, *, name: str | None = No
     group.command(name, cls=_Verb, epilog=f"\b\nExamples:\n{examples}", short_help=about)(guarded)
 
 
-_add(RECORDS, append.append, "records from stdin into a log")
-_add(RECORDS, records.tail, "the last records of a log, and those to come")
-_add(RECORDS, records.dump, "records as JSON lines")
-_add(RECORDS, serve.serve, "own a log for the processes that connect to it")
-_add(LOOKING, top.ls, "the logs of a directory")
-_add(LOOKING, top.top, "what happens to a log, or to many, as it happens")
-_add(LOOKING, inspect.inspect, "the state of a log on one screen")
-_add(LOOKING, inspect.segments, "the files of a log, one a line")
-_add(LOOKING, stored.fragments, "the objects that hold the records of a stored log")
-_add(LOOKING, stored.manifest, "the root of a stored log")
+_add(RECORDS, append.append, "append records from stdin to a log")
+_add(RECORDS, records.tail, "print the last records of a log, and new ones")
+_add(RECORDS, records.dump, "print records as JSON lines")
+_add(RECORDS, serve.serve, "serve a log to other processes")
+_add(LOOKING, top.ls, "list the logs of a directory")
+_add(LOOKING, top.top, "live view of one log or many")
+_add(LOOKING, inspect.inspect, "show the state of a log on one screen")
+_add(LOOKING, inspect.segments, "list the files of a log")
+_add(LOOKING, stored.fragments, "list the objects that contain a stored log's records")
+_add(LOOKING, stored.manifest, "show the root of a stored log")
 _add(LOOKING, cursors.cursors, "list, move or remove the cursors of a log")
 _add(LOOKING, group.group, "list or remove the groups of a log")
-_add(CHECKING, check.check, "is it as you want it? exit codes for monitoring")
-_add(CHECKING, verify.verify, "is every stored byte as it was written?")
-_add(CHECKING, verify.scrub, "everything that is wrong with a stored log")
-_add(CHECKING, repair.repair, "what is damaged, what can be saved, and saving it")
+_add(CHECKING, check.check, "health check with exit codes for monitoring")
+_add(CHECKING, verify.verify, "check every stored byte")
+_add(CHECKING, verify.scrub, "report all damage to a stored log")
+_add(CHECKING, repair.repair, "report damage to a log directory, and repair it")
 _add(
     CHECKING,
     repair.rebuild,
-    "the manifest of a stored log made again from what its fragments prove",
+    "rebuild the manifest of a stored log from its fragments",
 )
-_add(MOVING, copying.upload, "ship what is durable in a directory to object storage")
-_add(MOVING, copying.restore, "a log directory made again from object storage")
-_add(MOVING, copying.fork, "a new stored log that begins with what another one holds")
-_add(MOVING, sidecar.sidecar, "land a log in a table or a collection, each record once")
-_add(MOVING, table.table, "the fragments of a log as an Iceberg table, nothing copied")
+_add(MOVING, copying.upload, "ship a directory's durable records to object storage")
+_add(MOVING, copying.restore, "rebuild a log directory from object storage")
+_add(MOVING, copying.fork, "copy a stored log, or a part of it")
+_add(MOVING, sidecar.sidecar, "copy a log continuously into a table or a collection")
+_add(MOVING, table.table, "register a stored log's fragments in an Iceberg table")
 _add(ENDING, removal.trim, "remove the oldest records of a log")
-_add(ENDING, removal.gc, "remove what no cursor of a stored log needs")
-_add(ENDING, removal.seal, "a stored log that takes no more records")
-_add(ENDING, removal.destroy, "remove a stored log for good")
-_add(TRYING, bench.bench, "how fast this disk is, and the log on it")
-_add(TRYING, demo.demo, "the whole path once, with a kill in the middle")
-_add(TRYING, soak.soak, "a load with kills and collections, every record checked")
+_add(ENDING, removal.gc, "remove fragments that no cursor of a stored log needs")
+_add(ENDING, removal.seal, "close a stored log to new records permanently")
+_add(ENDING, removal.destroy, "remove a stored log permanently")
+_add(TRYING, bench.bench, "measure a disk, and a log on it")
+_add(TRYING, demo.demo, "run the whole path once, with a kill in the middle")
+_add(TRYING, soak.soak, "run a load with kills and collections, and check every record")
 
 _collections = typer.Typer(
     help="Tables in object storage that change over time; docs/versioned_collections.md explains them.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-_add_to(_collections, collection.create, "a new collection with columns of your choice")
-_add_to(_collections, collection.show, "batches, frontiers, readers and what each holds back")
-_add_to(_collections, collection_content.read, "its content at a time, or its changes")
-_add_to(_collections, collection_content.write, "rows from a Parquet file or stdin, as one batch")
-_add_to(_collections, collection_materialize.materialize, "brought up to date with a log")
+_add_to(_collections, collection.create, "create a collection")
+_add_to(_collections, collection.show, "show batches, frontiers and readers")
+_add_to(_collections, collection_content.read, "print the content at a time, or the changes")
 _add_to(
-    _collections, collection_upkeep.compact, "merge batches and forget what nobody distinguishes"
+    _collections, collection_content.write, "append rows from a Parquet file or stdin as one batch"
+)
+_add_to(
+    _collections, collection_materialize.materialize, "bring a collection up to date with a log"
+)
+_add_to(
+    _collections, collection_upkeep.compact, "merge batches, and times that no reader distinguishes"
 )
 _add_to(_collections, collection_upkeep.gc, "remove objects that no reader needs")
-_add_to(_collections, collection_upkeep.expire, "remove a reader and what it holds back")
-_add_to(_collections, collection_upkeep.delete, "remove a collection for good")
+_add_to(_collections, collection_upkeep.expire, "remove a reader and its hold")
+_add_to(_collections, collection_upkeep.delete, "remove a collection permanently")
 app.add_typer(_collections, name="collection", short_help="tables that change over time")
 _headings["collection"] = GROUPS
 
@@ -237,16 +241,16 @@ _logs = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-_add_to(_logs, cluster.list_logs, "their leaders, and where their copies are", name="list")
-_add_to(_logs, cluster.apply, "make a log, or change what is wanted of it")
-_add_to(_logs, cluster.edit, "change what is wanted in an editor")
+_add_to(_logs, cluster.list_logs, "list logs, their leaders and copies", name="list")
+_add_to(_logs, cluster.apply, "create a log, or change its spec")
+_add_to(_logs, cluster.edit, "change specs in an editor")
 _add_to(_logs, cluster.move, "let another machine lead a log")
-_add_to(_logs, cluster.suspend, "let nobody lead a log until it is resumed")
-_add_to(_logs, cluster.resume, "let a suspended log be led again")
-_add_to(_logs, cluster_scrub.scrub, "read all copies of a log now, and replace damage")
-_add_to(_logs, cluster.remove, "take a log out of the cluster; its files stay")
-_add_to(_logs, histories.reset_head, "let the copy of this machine be the log, after a loss")
-_add_to(_logs, histories.give_up, "give up what the copy of this machine has, of two histories")
+_add_to(_logs, cluster.suspend, "close a log until it is resumed")
+_add_to(_logs, cluster.resume, "resume a suspended log")
+_add_to(_logs, cluster_scrub.scrub, "check all copies of a log now, and replace damage")
+_add_to(_logs, cluster.remove, "remove a log from the cluster; its files stay")
+_add_to(_logs, histories.reset_head, "make this machine's copy the log, after a loss")
+_add_to(_logs, histories.give_up, "give up this machine's copy, of two histories")
 app.add_typer(_logs, name="logs", short_help="the logs of a cluster")
 _headings["logs"] = GROUPS
 

@@ -44,7 +44,7 @@ async def append(
         bool,
         option(
             "--length-prefixed",
-            "Records are a big-endian u32 length and so many bytes, instead of lines.",
+            "Records are a big-endian u32 length and that many bytes, instead of lines.",
         ),
     ] = False,
     input_format: Annotated[
@@ -57,13 +57,13 @@ async def append(
     ] = "lines",
     key_delimiter: Annotated[
         str | None,
-        option("--key-delimiter TEXT", "The key of a record is what its line has before this."),
+        option("--key-delimiter TEXT", "The part of a line before this is the record's key."),
     ] = None,
     time_delimiter: Annotated[
         str | None,
         option(
             "--time-delimiter TEXT",
-            "The time of a record is what its line has before this: ISO 8601, or microseconds.",
+            "The part of a line before this is the record's time: ISO 8601, or microseconds.",
         ),
     ] = None,
     crlf: Annotated[
@@ -81,7 +81,7 @@ async def append(
     key: Annotated[str | None, option("--key TEXT", "Key of every record.")] = None,
     stream: Annotated[str | None, option("--stream NAME", "Stream of every record.")] = None,
     durability: Annotated[
-        Level | None, option("--durability", "What to wait for at the end; disk unless given.")
+        Level | None, option("--durability", "What to wait for at the end; default disk.")
     ] = None,
     tier: Annotated[str | None, option("--tier URL", "Ship the log to a store as well.")] = None,
     layout: LayoutOption = None,
@@ -89,13 +89,13 @@ async def append(
     shards: Shards = None,
     take_over: TakeOver = False,
 ) -> Report:
-    """Append records from stdin, a line each, and write the offsets they got to stdout.
+    """Append records from stdin, one per line, and write their offsets to stdout.
 
-    Creates the log if there is none. Records are written as they arrive, many to a commit. The newline
-    is not part of a record; empty lines are empty records. To the address of a server it
-    appends each record once, also if the connection is lost meanwhile. To a store URL it appends without a
-    local log; other writers may do so at the same time, unless a local log ships there (exit code 4). SIGINT
-    and SIGTERM end the input; the whole records read by then are appended, and the exit code is 0.
+    Creates a missing log. Records are written as they arrive, many to a commit. The newline
+    is not part of a record; empty lines are empty records. With the address of a server, each record
+    is appended once, even if the connection is lost. With a store URL, no local log is used; other
+    writers may append concurrently, unless a local log ships there (exit code 4). SIGINT
+    and SIGTERM end the input; the complete records read by then are appended, and the exit code is 0.
     """
     require_stdin()
     splitting = LengthPrefixed if length_prefixed else Lines

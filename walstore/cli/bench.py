@@ -31,11 +31,9 @@ BENCH_EXAMPLES = """\
 
 
 def bench(
-    directory: Annotated[str, argument("DIRECTORY", "Where to write; on the disk in question.")],
+    directory: Annotated[str, argument("DIRECTORY", "Where to write; on the disk to measure.")],
     *,
-    seconds: Annotated[
-        float, option("--seconds", "How long to measure in all.", min=0.1, max=3600)
-    ] = 5,
+    seconds: Annotated[float, option("--seconds", "Total time to measure.", min=0.1, max=3600)] = 5,
     producers: Annotated[
         int, option("--producers", "Tasks that append at once.", min=1, max=10_000)
     ] = 64,
@@ -48,9 +46,9 @@ def bench(
 ) -> Report:
     """Measure a disk and a log on it: write + fdatasync alone, durable appends, catching up.
 
-    Writes below DIRECTORY, which must be there and hold no log, and removes what it wrote. Every append
-    waits until it is on disk. --html measures other numbers of producers and record sizes, too, within the
-    same time.
+    Writes below DIRECTORY, which must exist and contain no log, and removes its files afterwards. Every
+    append waits until it is on disk. --html also measures other numbers of producers and record sizes,
+    within the same time.
     """
     path = to_directory(directory, "bench")
     _check(path)

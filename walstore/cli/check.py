@@ -31,30 +31,32 @@ def check(
     location: Location,
     *,
     max_lag: Annotated[
-        int | None, option("--max-lag N", "No cursor is more records behind.", min=0)
+        int | None, option("--max-lag N", "Most records that a cursor may lag.", min=0)
     ] = None,
     max_upload_lag: Annotated[
         int | None,
-        option("--max-upload-lag N", "No more records wait to be shipped; a directory's.", min=0),
+        option(
+            "--max-upload-lag N", "Most records of a directory that may wait to be shipped.", min=0
+        ),
     ] = None,
     max_age: Annotated[
         float | None,
-        option("--max-age SECONDS", "The newest record is not older than this.", min=0),
+        option("--max-age SECONDS", "Largest age of the newest record.", min=0),
     ] = None,
     min_free_bytes: Annotated[
         int | None,
-        option("--min-free-bytes N", "The disk of a directory has so much space left.", min=0),
+        option("--min-free-bytes N", "Least free space on the disk of a directory.", min=0),
     ] = None,
     writer: Annotated[
-        bool, option("--writer", "A program has the directory open for writing.")
+        bool, option("--writer", "A program must have the directory open for writing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a log is as you want it; the exit code is 1 if it is not.
+    """Check the health of a log; the exit code is 1 if there is a problem.
 
-    Without options it looks at what is wrong in any case: a log that lacks records which had been synced,
-    and cursors that cannot be read. Takes no lock and reads one record, so it may run every few seconds.
-    A store is asked for --max-upload-lag only.
+    Without options it reports only missing records that had been synced, and unreadable
+    cursors. Takes no lock and reads one record, so it may run every few seconds.
+    Only --max-upload-lag sends requests to a store.
     """
     found = run_async(_look(location, asks_tier=max_upload_lag is not None))
     problems = [*_damage(found)]

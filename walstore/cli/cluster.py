@@ -87,7 +87,7 @@ Name = Annotated[str, argument("NAME", "The log's name.", show_default=False)]
 
 
 async def list_logs(*, cluster: Cluster, selector: Selector = "") -> Report:
-    """List the logs of a cluster: their leaders, where their copies are, which of those have caught up."""
+    """List the logs of a cluster: their leaders, their copies, and which copies have caught up."""
     wanted = parse_selector(selector)
     view = await _look(cluster)
     rows = [
@@ -133,7 +133,7 @@ def apply(
         int | None, option("--replicas N", "Copies in all, 1 to 16; 3 for a new log.")
     ] = None,
     quorum: Annotated[
-        int | None, option("--quorum N", "Copies that must have a record; else more than half.")
+        int | None, option("--quorum N", "Copies that must have a record; default: more than half.")
     ] = None,
     labels: Annotated[
         list[str] | None, option("--label NAME=VALUE", "Set a label; NAME= removes it. Repeatable.")
@@ -143,13 +143,13 @@ def apply(
     ] = None,
     reads: Annotated[
         str | None,
-        option("--source URL", "Read it from a store that others write; it has no copies then."),
+        option("--source URL", "Read it from a store that others write; it then has no copies."),
     ] = None,
     settings: Annotated[
         list[str] | None,
         option(
             "--set NAME=VALUE",
-            "A setting of its own, such as retention_bytes=1000000000; NAME= removes it. Repeatable.",
+            "A setting of this log, like retention_bytes=1000000000; NAME= removes it. Repeatable.",
         ),
     ] = None,
     source: Annotated[
@@ -159,24 +159,24 @@ def apply(
         bool,
         option(
             "--adopt",
-            "With --from: take newer lists of copies than the cluster stores, after it was set back. "
-            "The machines are asked first what they have. A dry run without --confirm.",
+            "With --from: accept newer lists of copies than the cluster stores, after it was set back. "
+            "First asks the machines for their copies. A dry run without --confirm.",
         ),
     ] = False,
     gives_up: Annotated[
         bool,
         option(
             "--give-up-records",
-            "With --adopt: also if machines that are left out have more, which is lost then.",
+            "With --adopt: even if omitted machines have more records, which are then lost.",
         ),
     ] = False,
     confirm: Confirm = False,
 ) -> Report:
-    """Make a log of a cluster, or change what is wanted of it. Machines for its copies are chosen.
+    """Create a log of a cluster, or change its spec. The cluster chooses machines for its copies.
 
-    What is not given stays as it is. The number of copies changes one at a time, while all others have
-    caught up. A log whose settings change is opened again: its clients wait meanwhile. A log with one copy is
-    led by its machine or by nobody.
+    Omitted options stay as they are. Copies are added or removed one at a time, while all others have
+    caught up. A log whose settings change is reopened while its clients wait. Only its own machine leads
+    a log with one copy.
     """
     if (name is None) is (source is None):
         raise UsageError("give the NAME of a log, or --from FILE")
@@ -220,7 +220,7 @@ def apply(
 
 
 def edit(*, cluster: Cluster, selector: Selector = "") -> Report | None:
-    """Change specs in the editor that EDITOR names, a log a line. Logs that are left out stay."""
+    """Change specs in the editor named by EDITOR, one log per line. Omitted logs stay."""
     chosen = parse_selector(selector)
     view = run_async(_look(cluster))
     lines = [
@@ -243,7 +243,7 @@ async def move(
     *,
     cluster: Cluster,
 ) -> Report:
-    """Let another machine with a copy lead a log. Appends wait while it is handed over."""
+    """Let another machine with a copy lead a log. Appends wait during the handover."""
     place = str(parse_address(address))
 
     def change(spec: LogSpec) -> LogSpec:
@@ -260,22 +260,22 @@ async def move(
 
 
 async def suspend(name: Name, *, cluster: Cluster) -> Report:
-    """Let nobody lead a log until it is resumed. Its leader closes it in order; its copies and files stay.
+    """Close a log until it is resumed: no machine leads it. Its copies and files stay.
 
-    Appends and readers are refused meanwhile, and no machine has a file or a task for it.
+    Until then appends and readers are refused, and no machine has an open file or a task for it.
     """
     wanted = {check_log_name(name): lambda spec: spec._replace(suspended=True)}
     return await _change(cluster, wanted, makes=False)
 
 
 async def resume(name: Name, *, cluster: Cluster) -> Report:
-    """Let a log that was suspended be led again, with everything that was acknowledged."""
+    """Resume a suspended log, with all acknowledged records."""
     wanted = {check_log_name(name): lambda spec: spec._replace(suspended=False)}
     return await _change(cluster, wanted, makes=False)
 
 
 async def remove(name: Name, *, cluster: Cluster, confirm: Confirm = False) -> Report:
-    """Take a log out of its cluster: nobody leads it any more. The files of its copies stay.
+    """Remove a log from its cluster: no machine leads it. The files of its copies stay.
 
     A dry run without --confirm.
     """

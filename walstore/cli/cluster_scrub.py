@@ -36,10 +36,10 @@ _LOOK_SECONDS: Final = 0.2
 
 
 def scrub(name: Name, *, cluster: Cluster) -> Report:
-    """Read all copies of a log now, let damage be replaced from a whole copy, and wait for the end.
+    """Read all copies of a log now, replace damage from an intact copy, and wait for the end.
 
-    Its leader does it, also if this command is interrupted; a second one meanwhile waits for the same end.
-    Exit code 2 if damage stays, 1 if a copy was not there.
+    The log's leader continues even if this command is interrupted; a second command waits for the same round.
+    The exit code is 2 if damage remains, and 1 if a copy was unavailable.
     """
     check_log_name(name)
     try:

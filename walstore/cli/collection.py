@@ -42,7 +42,7 @@ def create(
         KindName, option("--kind", "Whether updates change counts of rows, or replace rows.")
     ] = "diff",
 ) -> Report:
-    """Create a collection. If there is one with the same columns, key and kind, nothing changes."""
+    """Create a collection. An existing one with the same columns, key and kind does not change."""
     schema, names = wanted_schema(column, like, key)
     place = to_url(url, "collection create")
     made = run_async(make_collection(place, schema, names, kind))
@@ -113,7 +113,8 @@ SHOW_EXAMPLES = """\
 async def show(url: CollectionAt) -> Report:
     """Show the schema, frontiers, batches and readers of a collection, the newest first.
 
-    The line 'behind' says how many times before the latest one are still distinguished, and for whom.
+    The line 'behind' shows how many times before the latest one are still distinguished, and
+    by which readers.
     """
     async with open_collection(to_url(url, "collection show")) as collection:
         found = _status_json(collection.url, await collection.status())

@@ -37,25 +37,25 @@ def read(
     url: CollectionAt,
     *,
     as_of: Annotated[
-        int | None, option("--as-of T", "Content at this time. Without it, the latest.", min=0)
+        int | None, option("--as-of T", "Content at this time; default: the latest.", min=0)
     ] = None,
     after: Annotated[
-        int | None, option("--after T", "The changes after this time instead.", min=-1)
+        int | None, option("--after T", "Instead the changes after this time.", min=-1)
     ] = None,
     follow: Annotated[
         bool, option("--follow -f", "Then the changes as they are published, until interrupted.")
     ] = False,
     output: Annotated[
-        str | None, option("--output FILE", "Write a Parquet file, not to stdout.")
+        str | None, option("--output FILE", "Write a Parquet file instead of stdout.")
     ] = None,
     limit: Annotated[int | None, option("--limit N", "Most rows to write.", min=0)] = None,
     as_json: AsJson = False,
 ) -> Report | None:
     """Write the content of a collection at a time, or the changes after one.
 
-    It is registered as a leased reader meanwhile, and released at the end. Content is sorted by key; changes
-    have the columns _t and _d or _deleted and are sorted by time. With --json a line for each row, which
-    'walstore collection write' takes. With --follow, SIGINT and SIGTERM end it with exit code 0.
+    It registers as a leased reader, which is released at the end. Content is sorted by key; changes
+    have the columns _t and _d or _deleted and are sorted by time. --json writes one line per row, which
+    'walstore collection write' accepts. With --follow, SIGINT and SIGTERM end it with exit code 0.
     """
     if as_of is not None and after is not None:
         raise UsageError("give --as-of for the content or --after for changes, not both")
@@ -167,7 +167,8 @@ def write(
     *,
     writer: Annotated[str, option("--writer NAME", "The shard to append to.")] = "main",
     lower: Annotated[
-        int | None, option("--lower T", "Where the batch begins: at the end of the shard.", min=0)
+        int | None,
+        option("--lower T", "First time of the batch; default: the end of the shard.", min=0),
     ] = None,
     upper: Annotated[
         int | None, option("--upper T", "Where it ends; one time after --lower.", min=1)
@@ -176,16 +177,15 @@ def write(
         bool,
         option(
             "--definite",
-            "Leave out the times that the shard has already: for rows that are derived from an "
-            "input again.",
+            "Omit times that the shard already has: for rows derived again from an input.",
         ),
     ] = False,
 ) -> Report:
-    """Append rows to a collection as one batch, which holds all updates of its times.
+    """Append rows to a collection as one batch, which contains all updates of its times.
 
     Rows have the collection's columns, and may have _t (default: the batch's first time), _d (of a diff
-    collection; default 1) or _deleted (of an upsert collection). If the shard ends elsewhere than at --lower,
-    nothing is written, unless exactly this batch is there.
+    collection; default 1) or _deleted (of an upsert collection). If the shard does not end at --lower,
+    nothing is written; repeating a batch changes nothing.
     """
     if definite and (lower is None or upper is None):
         raise UsageError("--definite needs --lower and --upper: the times that the rows are all of")

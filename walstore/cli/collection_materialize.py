@@ -54,34 +54,34 @@ def materialize(
     ],
     *,
     envelope: Annotated[
-        EnvelopeName, option("--envelope", "What a record says: a row, a row for a key, a change.")
+        EnvelopeName, option("--envelope", "Form of the records: a row, a row for a key, a change.")
     ],
     follow: Annotated[
         bool, option("--follow -f", "Continue with new records, until interrupted.")
     ] = False,
     trigger_seconds: Annotated[
-        float, option("--trigger-seconds S", "With --follow, begin a batch so often.")
+        float, option("--trigger-seconds S", "With --follow, begin a batch every S seconds.")
     ] = _DEFAULT_TRIGGER_SECONDS,
     cursor: Annotated[
         str | None,
         option(
             "--cursor NAME",
-            "Keep what is not in the collection from being removed from the log, by this cursor.",
+            "Cursor that protects records not yet in the collection from removal.",
         ),
     ] = None,
-    create: Annotated[bool, option("--create", "Create the collection if there is none.")] = False,
+    create: Annotated[bool, option("--create", "Create a missing collection.")] = False,
     column: ColumnTypes = None,
     like: LikeFile = None,
     key: KeyColumns = None,
     kind: Annotated[
-        KindName | None, option("--kind", "With --create; the envelope's unless given.")
+        KindName | None, option("--kind", "With --create; default: the envelope's kind.")
     ] = None,
     as_json: AsJson = False,
 ) -> Report:
     """Bring a collection up to date with a log: each record once, at the time that is its offset.
 
-    It begins where the collection ends, so it may be killed and started again, also twice at once. A record
-    that does not fit stops it with its offset, and nothing of its batch is written. With --follow, SIGINT and
+    It begins where the collection ends, so it may be killed and restarted, and two may run at once. A record
+    that does not fit stops it with its offset, and its batch is not written. With --follow, SIGINT and
     SIGTERM end it with code 0.
     """
     settings = SidecarSettings(

@@ -37,22 +37,22 @@ def compact(
     url: CollectionAt,
     *,
     full: Annotated[
-        bool, option("--full", "Make one batch of all, without what was overwritten.")
+        bool, option("--full", "Merge everything into one batch, without overwritten rows.")
     ] = False,
     engine: Annotated[
         Literal["local", "spark"],
         option(
             "--engine",
-            "Who merges more rows than fit in memory: this process in several passes, or Spark.",
+            "Engine for more rows than fit in memory: this process in several passes, or Spark.",
         ),
     ] = "local",
     take_over: TakeControl = False,
     confirm: Confirm = False,
 ) -> Report:
-    """Merge what is pending and batches of similar size. A dry run without --confirm.
+    """Merge pending batches and batches of similar size. A dry run without --confirm.
 
-    Times that no reader distinguishes become one, and what cancels out or was overwritten there vanishes. The
-    dry run shows the first pass. With --confirm exit code 4 if another controller is at work.
+    Times that no reader distinguishes become one; updates that cancel out or were overwritten are dropped.
+    The dry run shows the first pass. With --confirm the exit code is 4 if another controller is active.
     """
     place = to_url(url, "collection compact")
     is_spark = engine == "spark"
@@ -165,8 +165,8 @@ async def gc(
 ) -> Report:
     """Remove objects that no reader needs, an hour after they were replaced. A dry run without --confirm.
 
-    After an interruption, the same command continues. With --confirm exit code 4 if another controller is at
-    work.
+    After an interruption, the same command continues. With --confirm the exit code is 4 if another controller
+    is active.
     """
     place = to_url(url, "collection gc")
     opened = _control(place, take_over=take_over) if confirm else _watch(place)
@@ -209,16 +209,16 @@ async def expire(
     url: CollectionAt,
     reader: Annotated[
         str,
-        argument("READER", "Its name, as 'walstore collection show' has it.", show_default=False),
+        argument("READER", "Its name, as shown by 'walstore collection show'.", show_default=False),
     ],
     *,
     take_over: TakeControl = False,
     confirm: Confirm = False,
 ) -> Report:
-    """Remove a reader, leased or critical, and what it holds back. A dry run without --confirm.
+    """Remove a reader, leased or critical, and its hold. A dry run without --confirm.
 
-    If its program still runs, its next read fails. With --confirm exit code 4 if another controller is at
-    work.
+    If its program still runs, its next read fails. With --confirm the exit code is 4 if another controller
+    is active.
     """
     place = to_url(url, "collection expire")
     async with open_collection(place) as collection:
@@ -264,10 +264,10 @@ DELETE_EXAMPLES = """\
 
 
 async def delete(url: CollectionAt, *, confirm: Confirm = False) -> Report:
-    """Remove a collection for good, also if it is being read and written. A dry run without --confirm.
+    """Remove a collection permanently, even if it is in use. A dry run without --confirm.
 
-    A mark stays, so that no collection begins in its place. After an interruption, the same command
-    continues; repeated, it removes what was written meanwhile.
+    A mark stays, so that no collection is created in its place. After an interruption, the same command
+    continues; repeated, it removes objects written in the meantime.
     """
     done = await _delete(to_url(url, "collection delete"), is_confirmed=confirm)
     fields = [

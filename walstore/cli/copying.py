@@ -51,11 +51,11 @@ async def upload(
     shards: Shards = None,
     take_over: TakeOver = False,
 ) -> Report:
-    """Ship everything durable in DIRECTORY that is not at URL yet, then end.
+    """Ship all durable records of DIRECTORY that are not yet at URL, then end.
 
-    Opens the log for writing, so it takes the lock; exit code 4 if a writer has it. After an interruption
-    URL has a prefix of the log, and the next run continues from there. Exit code 4, too, if another directory
-    took the prefix over: see --take-over.
+    Opens the log for writing and takes the lock; exit code 4 if a writer has it. After an interruption
+    URL has a prefix of the log, and the next run continues from there. The exit code is also 4 if another
+    directory took the prefix over: see --take-over.
     """
     placing = layout_arguments(layout, alpha, shards)
     path, place = to_directory(directory, "upload"), to_url(url, "upload")
@@ -108,9 +108,7 @@ RESTORE_EXAMPLES = """\
 
 async def restore(
     url: StoredAt,
-    directory: Annotated[
-        str, argument("DIRECTORY", "Where to make the log; empty or not there yet.")
-    ],
+    directory: Annotated[str, argument("DIRECTORY", "Where to create the log; empty or missing.")],
     *,
     to_offset: Annotated[
         int | None, option("--to-offset OFFSET", "Restore the records before this offset.")
@@ -121,9 +119,9 @@ async def restore(
 ) -> Report:
     """Rebuild a log directory from URL, whole or up to an offset or time.
 
-    Whole, the directory becomes the log's own: opened with its tier, it continues where the lost one ended.
-    Fragments that a crash left unpublished are published first. Up to an offset or time it is a log of its
-    own, which cannot ship to URL, and the store is only read. Every record is checked. After an
+    Restored whole, the directory owns the log: opened with its tier, it continues where the lost one ended.
+    Fragments that a crash left unpublished are published first. Up to an offset or time it is a separate
+    log, which cannot ship to URL, and the store is only read. Every record is checked. After an
     interruption the directory has no log, and the same command continues.
     """
     if to_offset is not None and to_time is not None:
@@ -192,11 +190,11 @@ async def fork(
     ] = None,
     to: Annotated[str | None, option("--to PLACE", "End before this record.")] = None,
 ) -> Report:
-    """Copy a stored log, or a part of it, to a log of its own.
+    """Copy a stored log, or a part of it, to a new log.
 
-    Offsets and times stay; afterwards the logs are independent. The source may be written meanwhile; a pin
-    keeps collections from what is copied. Every record is checked. After an interruption there is no log
-    at TARGET, and the same command continues. Exit code 4 if something else is there.
+    Offsets and times stay; afterwards the logs are independent. The source may be written during the copy; a
+    pin protects the copied records from collection. Every record is checked. After an interruption TARGET
+    has no log, and the same command continues. The exit code is 4 if TARGET has anything else.
     """
     places = [None if text is None else parse_place(text) for text in (from_, to)]
     done = await _fork(to_url(source, "fork"), to_url(target, "fork"), *places)

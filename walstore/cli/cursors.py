@@ -43,23 +43,23 @@ async def cursors(
     location: Location,
     *,
     move: Annotated[
-        tuple[str, int] | None, option("--set NAME OFFSET", "Make the cursor stand at an offset.")
+        tuple[str, int] | None, option("--set NAME OFFSET", "Set the cursor to an offset.")
     ] = None,
     delete: Annotated[str | None, option("--delete NAME", "Remove the cursor and its pin.")] = None,
     lease: Annotated[
         float | None,
         option(
-            "--lease SECONDS", "With --set, in a store: hold what is behind it for so long only."
+            "--lease SECONDS", "With --set, in a store: how long the cursor holds later records."
         ),
     ] = None,
     confirm: Confirm = False,
 ) -> Report:
     """List the named cursors of a log, or move or remove one. May run next to the writer.
 
-    A cursor's position is the offset of the next record to read; nothing from there on is removed by
-    retention or collection. With --set or --delete it is a dry run without --confirm. --set creates a missing
+    A cursor's position is the offset of the next record to read; retention and collection remove no record
+    from there on. --set and --delete are a dry run without --confirm. --set creates a missing
     cursor; it keeps a lease, and in a directory extends it. Consumers that have the cursor open
-    fail with their next commit, and continue from its new position once they are started again.
+    fail at their next commit, and continue from the new position when restarted.
     """
     if move is not None and delete is not None:
         raise UsageError("give --set or --delete, not both")

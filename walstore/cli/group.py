@@ -38,12 +38,12 @@ async def group(
     delete: Annotated[str | None, option("--delete NAME", "Remove the group.")] = None,
     confirm: Confirm = False,
 ) -> Report:
-    """List the groups of a log, or remove one with all that it remembers.
+    """List the groups of a log, or remove one with all its state.
 
-    A served log also tells what members have now. Of a directory the floor may be some seconds old while a
-    program has it open. With --delete it is a dry run without --confirm; the records stay. A group is removed
-    by the owner of the log: at its address, or in a directory that nobody has open (else exit code 4);
-    one in a store by anybody.
+    A served log also reports the members' current work. While a program has a directory open, its floor may
+    be some seconds old. --delete is a dry run without --confirm; the records stay. Only the log's owner can
+    remove a group: use its address, or a directory that no program has open (else exit code 4).
+    In a store any program can.
     """
     if delete is not None:
         _check_name(delete)

@@ -39,7 +39,7 @@ MaybeCluster = Annotated[
     str,
     option(
         "--cluster ETCD",
-        "The etcd that the machines share, if they do: what it knows of the copies is removed.",
+        "The etcd that the machines share, if any: its state of the copies is removed.",
         envvar=stores.CLUSTER_VARIABLE,
         show_default=False,
     ),
@@ -49,11 +49,11 @@ MaybeCluster = Annotated[
 def reset_head(
     directory: Directory, *, cluster: MaybeCluster = "", confirm: Confirm = False
 ) -> Report:
-    """Let the copy in a directory be the log, whatever other machines had. For use after they were lost.
+    """Make the copy in a directory the log, after other machines were lost.
 
-    Records that were acknowledged, and that only lost machines had, are gone then. Stop the machine's
-    server, and empty the directories of the log on the others, or give them up: with all copies there, this
-    one is taken. A dry run without --confirm.
+    Acknowledged records that only lost machines had are then lost. Stop the machine's
+    server, and empty the log's directories on the others, or give them up: with all copies present, this
+    one is used. A dry run without --confirm.
     """
     path = to_directory(directory, "logs reset-head").absolute()
     found = run_async(_reset(path, cluster, is_confirmed=confirm))
@@ -62,11 +62,11 @@ def reset_head(
 
 
 def give_up(directory: Directory, *, confirm: Confirm = False) -> Report:
-    """Give up the history that the copy in a directory has: its machine makes the copy again.
+    """Give up the history of the copy in a directory: its machine then recreates the copy.
 
-    For a copy that does not count, as two histories of the log differ, when the other one is to be the log.
-    Stop the machine's server, give the copy up, and start it again. The files are moved to a directory
-    beside it, and stay there. A dry run without --confirm.
+    For a copy that does not count because two histories of the log differ, if the other history is to be
+    kept. Stop the machine's server, give the copy up, and start the server again. The files are moved to a
+    directory next to it and kept. A dry run without --confirm.
     """
     path = to_directory(directory, "logs give-up").absolute()
     move = _move_aside if confirm else _nothing

@@ -33,8 +33,8 @@ _SHOWN_SEGMENTS = 8
 def inspect(location: Location) -> Report:
     """Show the state of a log on one screen. Takes no lock and may run next to the writer.
 
-    A directory: offsets, segments, bytes, epoch, who has it open, where it is shipped to; of a directory of
-    logs what 'walstore ls' shows. A store: what the manifest contains.
+    For a directory: offsets, segments, bytes, epoch, writer and tier; for a directory of
+    logs the output of 'walstore ls'. For a store: the content of the manifest.
     """
     if is_store(location):
         found = run_async(_inspect_store(location))
@@ -164,8 +164,8 @@ _CHUNK_BYTES = 1 << 18
 def segments(directory: Directory) -> Report:
     """List the segments of a log. Takes no lock and may run next to the writer.
 
-    Batches are counted by their headers; 'walstore verify' checks their content. Of the active
-    segment only what is durable is shown. Times are UTC.
+    Batches are counted by their headers; 'walstore verify' checks their content. For the active
+    segment only the durable part is shown. Times are UTC.
     """
     path = to_directory(directory, "segments")
     view = LogSnapshot.open(path)

@@ -65,7 +65,7 @@ ColumnTypes = Annotated[
     list[str] | None,
     option(
         "--column NAME:TYPE",
-        "A column, by Arrow's name of its type; NAME:TYPE:null if it may be null. Repeat it.",
+        "A column with Arrow's name of its type; NAME:TYPE:null if nullable. Repeatable.",
         show_default=False,
     ),
 ]
@@ -80,27 +80,27 @@ TakeControl = Annotated[
     bool,
     option(
         "--take-over",
-        "Also if another controller is at work; that one is fenced and changes nothing any more.",
+        "Even if another controller is active; that one is fenced.",
     ),
 ]
 
 Stream = Annotated[
     str | None,
-    option("--stream NAME", "Records of this stream only. -N then means its last N records."),
+    option("--stream NAME", "Only records of this stream. -N then means its last N records."),
 ]
 
 TakeOver = Annotated[
     bool,
     option(
         "--take-over",
-        "Take the prefix back from the directory that took it over; that one ships no more. Only if "
-        "this one holds every record that is there.",
+        "Take the prefix back from the directory that took it over, which then stops shipping. Only if "
+        "this directory has every record in the store.",
     ),
 ]
 
 AsJson = Annotated[bool, option("--json", "Write JSON to stdout; the fields are in docs/cli.md.")]
 
-Confirm = Annotated[bool, option("--confirm", "Do it. Without this, only show what would be done.")]
+Confirm = Annotated[bool, option("--confirm", "Apply the change. Without this, only show it.")]
 
 
 IcebergName = Annotated[
@@ -112,12 +112,13 @@ CatalogUri = Annotated[
     str | None,
     option(
         "--catalog-uri URI",
-        "Where the catalog is, as pyiceberg wants it. Without it, pyiceberg's configuration.",
+        "The catalog's URI for pyiceberg. Default: pyiceberg's configuration.",
     ),
 ]
 
 Warehouse = Annotated[
-    str | None, option("--warehouse URL", "Where new tables are, as pyiceberg wants it; likewise.")
+    str | None,
+    option("--warehouse URL", "Location of new tables. Default: pyiceberg's configuration."),
 ]
 
 
@@ -136,20 +137,18 @@ LayoutOption = Annotated[
     LayoutName | None,
     option(
         "--layout",
-        "Layout of a new stored log; swap, wal3's, unless given. Else it must have this one.",
+        "Layout of a new stored log, default swap (wal3's). An existing log must have it.",
     ),
 ]
 
 Alpha = Annotated[
     int | None,
-    option("--alpha N", "Manifests of a chain under way at once, 1 to 32; 8 unless given."),
+    option("--alpha N", "Manifests of a chain in progress at once, 1 to 32; default 8."),
 ]
 
 Shards = Annotated[
     int | None,
-    option(
-        "--shards N", "Prefixes that a chain's fragments are spread over, 1 to 12; 1 unless given."
-    ),
+    option("--shards N", "Prefixes that a chain's fragments are spread over, 1 to 12; default 1."),
 ]
 
 

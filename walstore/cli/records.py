@@ -104,12 +104,12 @@ async def tail(
     stream: Stream = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the values of the last records to stdout, a line each, as they were appended.
+    """Write the values of the last records to stdout, one per line, as they were appended.
 
-    Takes no lock. With --follow, a directory that another process writes is looked at every 1 to
-    50 ms, a store every 0.1 to 2 s; only durable records are seen. With --json the records look as
-    in 'walstore dump'. If all records are older than the time of --from, or none has the
-    stream, that is said on stderr, and the exit code is 0. SIGINT and SIGTERM end it with exit code 0.
+    Takes no lock. With --follow, a directory that another process writes is polled every 1 to
+    50 ms, a store every 0.1 to 2 s; only durable records are shown. --json writes records like
+    'walstore dump'. If all records are older than the time of --from, or none has the
+    stream, stderr says so, and the exit code is 0. SIGINT and SIGTERM end it with exit code 0.
     """
     if start != _LAST_TEN and count is not None:
         raise UsageError("give --from or -n, not both")
@@ -166,9 +166,7 @@ async def dump(
     location: AnyLocation,
     *,
     start: _First = "earliest",
-    stop: Annotated[
-        str, option("--to PLACE", "Record before which to stop; as --from.")
-    ] = "latest",
+    stop: Annotated[str, option("--to PLACE", "Stop before this record; as --from.")] = "latest",
     limit: Annotated[int | None, option("--limit N", "Most records to write.", min=0)] = None,
     value: Annotated[ValueEncoding, option("--value", "How bytes appear.")] = ValueEncoding.AUTO,
     stream: Stream = None,
@@ -176,8 +174,8 @@ async def dump(
     """Write records to stdout as JSON lines, and end at the last durable one.
 
     Takes no lock and may run next to the writer. A field that is not UTF-8 appears as
-    {"base64": "..."} unless --value says otherwise. Times without a zone are UTC. If all
-    records are older than the time of --from, or none has the stream, that is said on stderr, and
+    {"base64": "..."} unless --value is given. Times without a zone are UTC. If all
+    records are older than the time of --from, or none has the stream, stderr says so, and
     the exit code is 0.
     """
     check_stream(stream)

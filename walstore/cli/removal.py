@@ -45,9 +45,9 @@ async def trim(
 ) -> Report:
     """Remove the records before a place. A dry run without --confirm.
 
-    Cursors pin their position and everything after it. Segments wholly before the new head are deleted.
-    With --confirm the log is opened for writing, so exit code 4 if a writer has it; the dry run takes no
-    lock. A log that is shipped to a store is not trimmed beyond what is known to be there.
+    Cursors pin the records from their position on. Segments wholly before the new head are deleted.
+    --confirm opens the log for writing, so the exit code is 4 if a writer has it; the dry run takes no
+    lock. A log with a tier is not trimmed beyond the records known to be there.
     """
     path, place = to_directory(directory, "trim"), parse_place(before)
     view = await asyncio.to_thread(LogSnapshot.open, path)
@@ -129,22 +129,22 @@ async def gc(
     url: StoredAt,
     *,
     keep_bytes: Annotated[
-        int, option("--keep-bytes N", "Keep so many newest bytes in any case.")
+        int, option("--keep-bytes N", "Always keep this many of the newest bytes.")
     ] = 0,
     keep_seconds: Annotated[
-        float, option("--keep-seconds S", "Keep younger records in any case.")
+        float, option("--keep-seconds S", "Always keep records younger than this.")
     ] = 0.0,
     max_fragments: Annotated[
-        int, option("--max-fragments N", "Take so many at the most.")
+        int, option("--max-fragments N", "Most fragments to remove.")
     ] = 10_000,
     max_fraction: Annotated[
-        float, option("--max-fraction F", "Refuse to take more than this part of the bytes.")
+        float, option("--max-fraction F", "Refuse to remove more than this fraction of the bytes.")
     ] = 0.95,
     interval: Annotated[
-        float, option("--interval S", "How long readers of older manifests are waited for.")
+        float, option("--interval S", "Wait for readers of older manifests.")
     ] = 3600.0,
     wait: Annotated[
-        bool, option("--wait", "Wait that long, rather than leave the rest to a later run.")
+        bool, option("--wait", "Wait for the interval instead of leaving the rest to a later run.")
     ] = False,
     audit: Annotated[
         str | None, option("--audit FILE", "Add a line of JSON for each removed object.")
@@ -153,9 +153,9 @@ async def gc(
 ) -> Report:
     """Remove the oldest fragments of a stored log, which no cursor needs. A dry run without --confirm.
 
-    Without a cursor nothing is removed. Writers and readers may run. It first takes the fragments out
-    of the manifest, and deletes them once no reader can still see them: --interval later, by the same command
-    or with --wait at once. After an interruption, the same command continues.
+    Without a cursor nothing is removed. Writers and readers may run. Fragments are first removed from
+    the manifest, and deleted once no reader can still see them: --interval later, by the same command
+    again, or with --wait by this one. After an interruption, the same command continues.
     """
     from uploader import CollectorSettings
 
@@ -302,10 +302,10 @@ SEAL_EXAMPLES = """\
 
 
 async def seal(url: StoredAt, *, confirm: Confirm = False) -> Report:
-    """Let a stored log take no more records, for good. A dry run without --confirm.
+    """Close a stored log to new records permanently. A dry run without --confirm.
 
-    No append commits afterwards, whoever makes it; there is no way back. It can be read, collected, forked
-    and destroyed as before. Writers end with exit code 4. Sealing a sealed log changes nothing.
+    No append of any writer commits afterwards. The log can still be read, collected, forked
+    and destroyed. Writers end with exit code 4. Sealing a sealed log changes nothing.
     """
     place = to_url(url, "seal")
     from uploader import seal
@@ -345,14 +345,14 @@ async def destroy(
     url: StoredAt,
     *,
     unsealed: Annotated[
-        bool, option("--unsealed", "Also if the log is not sealed: it is sealed first.")
+        bool, option("--unsealed", "Even if the log is not sealed: it is sealed first.")
     ] = False,
     confirm: Confirm = False,
 ) -> Report:
-    """Remove a stored log and all its objects for good. A dry run without --confirm.
+    """Remove a stored log and all its objects permanently. A dry run without --confirm.
 
-    Only a sealed log is removed, unless --unsealed is given, since another may be in use. A tombstone
-    stays, so that no writer begins a log there again by accident. Objects that are no part of a log stay.
+    Without --unsealed only a sealed log is removed, since another may be in use. A tombstone
+    stays, so that no writer recreates the log by accident. Objects that are not part of a log stay.
     After an interruption, the same command continues.
     """
     place = to_url(url, "destroy")

@@ -52,20 +52,20 @@ def repair(
     ] = None,
     from_tier: Annotated[
         bool,
-        option("--from-tier", "Take damaged and missing records from where the log is shipped to."),
+        option("--from-tier", "Take damaged and missing records from the log's tier."),
     ] = False,
     from_url: Annotated[
         str | None,
-        option("--from URL", "Take them from this store URL, which must be of this log."),
+        option("--from URL", "Take them from this store URL, which must contain this log."),
     ] = None,
     confirm: Confirm = False,
 ) -> Report:
-    """Make a log that does not open work again, and report what is lost. A dry run without --confirm.
+    """Repair a log that does not open, and report lost records. A dry run without --confirm.
 
-    Looks at every byte. --from-tier and --from copy damaged or missing records from object storage, bit for
-    bit where possible. Offsets stay contiguous, so where records in the middle are lost, --keep chooses which
-    part stays. Nothing is deleted: what is replaced or given up is in the directory 'damaged' of the log
-    afterwards. An interrupted repair is finished by another. Exit code 2 if something is damaged and was not
+    Reads every byte. --from-tier and --from copy damaged or missing records from object storage, bit for
+    bit where possible. Offsets stay contiguous, so if records in the middle are lost, --keep chooses the
+    part that stays. Nothing is deleted: replaced and discarded files are moved to the log's directory
+    'damaged'. Another run finishes an interrupted repair. The exit code is 2 if damage was found and not
     repaired.
     """
     path = to_directory(directory, "repair")
@@ -208,13 +208,13 @@ async def rebuild(
         str | None,
         option(
             "--keep WHAT",
-            "Records to keep around a hole: before it, which is the default, after it, or those "
+            "Records to keep around a hole: before it (default), after it, or those "
             "around an offset.",
         ),
     ] = None,
     exclude: Annotated[
         list[str] | None,
-        option("--exclude KEY", "Leave this fragment out; may be given repeatedly."),
+        option("--exclude KEY", "Omit this fragment; repeatable."),
     ] = None,
     log_id: Annotated[
         str | None,
@@ -225,17 +225,17 @@ async def rebuild(
     ] = None,
     confirm: Confirm = False,
 ) -> Report:
-    """Make a damaged stored log work again, and report what is lost. A dry run without --confirm.
+    """Repair a damaged stored log, and report lost records. A dry run without --confirm.
 
-    Reads all of it and keeps what the fragments prove; nothing gets another offset. What is replaced or
-    given up is kept in the folder 'rebuilt' of the log. A new manifest takes the place of the damaged one
-    only if that has not changed meanwhile. An interrupted rebuild is finished by another. Exit code 2 if
-    something is damaged and was not rebuilt.
+    Reads the whole log and keeps the records that the fragments prove; offsets do not change. Replaced and
+    discarded objects are kept in the log's folder 'rebuilt'. A new manifest replaces the damaged one
+    only if that has not changed since. Another run finishes an interrupted rebuild. The exit code is 2 if
+    damage was found and not rebuilt.
 
-    For a log of the layout "chain" it begins a new chain with the fragments that are there, by their names
-    alone. Stop all writers first: what one of them publishes meanwhile is lost. Where two fragments could
-    stand in the same place one must be excluded (exit code 2 until then). Without --log-id the log is one
-    that is written straight to the store from then on.
+    For a log of the layout "chain" it begins a new chain from the names of the existing fragments.
+    Stop all writers first: records that they publish during the rebuild are lost. If two fragments could
+    have the same place, exclude one (exit code 2 until then). Without --log-id the log
+    is written directly to the store from then on.
     """
     place, choice = to_url(url, "rebuild"), _parse_keep(keep, digits=20)
     writer = None if log_id is None else _writer(log_id)

@@ -43,7 +43,9 @@ SOCKET_NAME: Final = "serve.sock"
 
 
 def serve(
-    path: Annotated[str, argument("DIRECTORY", "A log directory, or with --store of logs.")],
+    path: Annotated[
+        str, argument("DIRECTORY", "A log directory, or with --store a directory of logs.")
+    ],
     *,
     unix: Annotated[
         str | None,
@@ -70,7 +72,7 @@ def serve(
         list[str] | None,
         option(
             "--collection URL",
-            "With --http: show this versioned collection on the page, too; repeatable.",
+            "With --http: also show this versioned collection on the page; repeatable.",
         ),
     ] = None,
     store: Annotated[
@@ -97,17 +99,17 @@ def serve(
         str | None,
         option(
             "--advertise ADDRESS",
-            "With --cluster: where the others reach this machine; else where it listens.",
+            "With --cluster: where others reach this machine; default: where it listens.",
         ),
     ] = None,
     zone: Annotated[
-        str, option("--zone NAME", "With --cluster: what fails together with this machine.")
+        str, option("--zone NAME", "With --cluster: the failure domain of this machine.")
     ] = "",
     lease_seconds: Annotated[
         int,
         option(
             "--lease-seconds N",
-            "With --cluster: how long the others wait for it once it is silent.",
+            "With --cluster: how long others wait for this machine once it is silent.",
             min=1,
             max=3600,
         ),
@@ -122,19 +124,19 @@ def serve(
         float,
         option(
             "--drain-seconds N",
-            "How long requests in progress have when the server stops.",
+            "Time for requests in progress when the server stops.",
             min=0,
             max=86_400,
         ),
     ] = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Own a log and serve it to other processes, until SIGINT or SIGTERM.
+    """Open a log and serve it to other processes, until SIGINT or SIGTERM.
 
-    Creates the log if there is none. Programs use it through walstore.connect(ADDRESS), as they use a log of
-    their own; the addresses are written to stdout once they can. A signal stops it: requests in progress are
-    finished, the log is closed, and the exit code is 0. Clients wait for the next server at the same address.
-    A token that clients must give is taken from the environment, WALSTORE_TOKEN.
+    Creates a missing log. Programs use it through walstore.connect(ADDRESS), like a log of
+    their own; the server writes its addresses to stdout when it is ready. A signal stops it: requests in
+    progress finish, the log is closed, and the exit code is 0. Clients wait for the next server at the same
+    address. The environment variable WALSTORE_TOKEN sets a token that clients must present.
     """
     directory = to_directory(path, "serve")
     return_large_blocks()

@@ -62,20 +62,20 @@ def sidecar(
         EnvelopeName | None,
         option(
             "--envelope NAME",
-            "What a record says, for a collection: 'append', 'upsert' or 'debezium'.",
+            "Form of the records, for a collection: 'append', 'upsert' or 'debezium'.",
         ),
     ] = None,
     trigger_seconds: Annotated[
-        float, option("--trigger-seconds S", "Begin a batch so often; 0: at once.")
+        float, option("--trigger-seconds S", "Begin a batch every S seconds; 0: without a pause.")
     ] = DEFAULT_TRIGGER_SECONDS,
     once: Annotated[
-        bool, option("--once --available-now", "End when all that is there has landed.")
+        bool, option("--once --available-now", "End when all existing records have landed.")
     ] = False,
     max_records: Annotated[
         int, option("--max-records-per-trigger N", "Most records of one batch.")
     ] = DEFAULT_MAX_RECORDS,
     subscribe: Annotated[
-        str | None, option("--subscribe NAMES", "Logs below LOCATION, with commas.")
+        str | None, option("--subscribe NAMES", "Logs below LOCATION, separated by commas.")
     ] = None,
     pattern: Annotated[
         str | None, option("--subscribe-pattern REGEX", "Logs below LOCATION that match.")
@@ -88,7 +88,7 @@ def sidecar(
         ),
     ] = "",
     no_headers: Annotated[
-        bool, option("--no-headers", "Leave the column headers out of the table.")
+        bool, option("--no-headers", "Omit the column headers from the table.")
     ] = False,
     cursor: Annotated[
         str | None, option("--cursor NAME", "Name of the cursor that holds the log.")
@@ -102,7 +102,8 @@ def sidecar(
     packages: Annotated[
         list[str] | None,
         option(
-            "--packages COORDINATES", "Maven packages that Spark fetches, with commas; repeatable."
+            "--packages COORDINATES",
+            "Maven packages for Spark to fetch, separated by commas; repeatable.",
         ),
     ] = None,
     metrics_port: Annotated[
@@ -113,14 +114,14 @@ def sidecar(
     ] = "off",
     as_json: AsJson = False,
 ) -> Report:
-    """Land a log in a table, and continue until SIGINT or SIGTERM.
+    """Copy a log continuously into a table, until SIGINT or SIGTERM.
 
-    A Spark streaming query writes the table; with --format collection there is no Spark, and the table is a
-    versioned collection that exists.
+    A Spark streaming query writes the table; --format collection needs no Spark, and the table is an
+    existing versioned collection.
 
-    Each record lands once, also if this is killed: start it again with the same TABLE. A cursor in the log
-    keeps what has not landed from being collected. Stopped by a signal, it lets the batch under way finish
-    for 15 s or gives it up, and ends with code 0; a second signal ends it at once.
+    Each record lands once, even after a kill: start it again with the same TABLE. A cursor in the log
+    protects records that have not landed from collection. On a signal it gives the running batch 15 s to
+    finish or abandons it, and ends with code 0; a second signal ends it immediately.
     """
     if not is_url(location):
         to_directory(location, "sidecar")

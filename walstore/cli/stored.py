@@ -43,7 +43,7 @@ def manifest(
 ) -> Report | None:
     """Show the manifest of a stored log: totals, snapshots, newest fragments.
 
-    It names older fragments through snapshots; 'walstore fragments' lists all of them.
+    Snapshots name the older fragments; 'walstore fragments' lists all of them.
     """
     if raw and as_json:
         raise UsageError("give --raw or --json, not both")
@@ -132,15 +132,13 @@ async def fragments(
     from_: Annotated[
         str, option("--from PLACE", "Begin with the fragment of this record.")
     ] = "earliest",
-    to: Annotated[str, option("--to PLACE", "End before the fragments behind it.")] = "latest",
-    times: Annotated[
-        bool, option("--times", "Show times, too; a request for each fragment.")
-    ] = False,
+    to: Annotated[str, option("--to PLACE", "End before the fragments after it.")] = "latest",
+    times: Annotated[bool, option("--times", "Also show times; one request per fragment.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the fragments of a stored log, oldest first: offsets, bytes, keys.
 
-    With --json a line for each. Fragments that hold only records outside of the two places are left out.
+    With --json, one line each. Fragments that contain only records outside of the two places are omitted.
     """
     start, stop = parse_place(from_), parse_place(to)
     place = to_url(url, "fragments")

@@ -43,12 +43,12 @@ async def table(
     to: IcebergName,
     catalog_uri: CatalogUri = None,
     warehouse: Warehouse = None,
-    follow: Annotated[bool, option("--follow -f", "Then go on as fragments appear.")] = False,
+    follow: Annotated[bool, option("--follow -f", "Continue with new fragments.")] = False,
     column: Annotated[
         list[str] | None,
         option(
             "--column NAME:TYPE[:/POINTER]",
-            "Copy the records, with this typed column of their JSON values; repeat it for more.",
+            "Copy the records, with this typed column of their JSON values; repeatable.",
         ),
     ] = None,
     strict: Annotated[
@@ -58,21 +58,21 @@ async def table(
         str | None,
         option(
             "--release PLACE",
-            "Instead take the fragments before this place out of the table, and let gc have them.",
+            "Instead remove the fragments before this place from the table, so that gc may delete them.",
         ),
     ] = None,
     dry_run: Annotated[bool, option("--dry-run", "Only show what would be registered.")] = False,
     confirm: Confirm = False,
     as_json: AsJson = False,
 ) -> Report | None:
-    """Register the fragments of a stored log in an Iceberg table, as they are, each once.
+    """Register the fragments of a stored log in an Iceberg table, each once.
 
-    The table refers to the log's own objects; nothing is copied. A cursor keeps gc from them. Any number may
-    run, and after an interruption the same command continues. --release is a dry run without --confirm.
-    With --follow, SIGINT and SIGTERM end it with exit code 0.
+    The table refers to the log's own objects without a copy. A cursor protects them from gc. Any number of
+    commands may run, and after an interruption the same command continues. --release is a dry run
+    without --confirm. With --follow, SIGINT and SIGTERM end it with exit code 0.
 
     With --column, the table gets copies of the records instead. The types are boolean, int, long, double,
-    string, date, timestamptz and decimal(p,s); a value that does not fit is null, unless --strict is given.
+    string, date, timestamptz and decimal(p,s). Without --strict a value that does not fit becomes null.
     """
     if release is None and confirm:
         raise UsageError("--confirm goes with --release; registering needs none")

@@ -88,18 +88,20 @@ async def top(
     ],
     *,
     interval: Annotated[
-        float, option("--interval SECONDS", "From one look to the next.", min=0.1, max=3600)
+        float, option("--interval SECONDS", "Time between updates.", min=0.1, max=3600)
     ] = 1.0,
-    count: Annotated[int | None, option("--count N", "Look so often and end.", min=1)] = None,
+    count: Annotated[
+        int | None, option("--count N", "Stop after this many updates.", min=1)
+    ] = None,
     sort: Annotated[Sort, option("--sort", "Order of several logs.", show_default=True)] = "name",
     as_json: AsJson = False,
 ) -> None:
-    """Show what happens to a log, or to all logs of a directory, until SIGINT. Takes no lock.
+    """Show live figures of a log, or of all logs of a directory, until SIGINT. Takes no lock.
 
-    Records and bytes a second, how far cursors, groups and shipping are behind, and what holds retention
-    back. Of a directory it reads the files beside the writer, so it sees what is synced; a served log also
-    tells of its groups and of what waits. A look at a store costs a read and a listing. On a terminal the
-    screen is redrawn; otherwise each look is written below the last one, or with --json as a line.
+    Shows records and bytes per second, the lag of cursors, groups and shipping, and the cursor that holds
+    retention back. For a directory it reads the files next to the writer, so it sees synced records; a served
+    log also reports its groups and waiting work. An update of a store costs a read and a listing. On a
+    terminal the screen is redrawn; otherwise each update follows the last one, with --json as a line.
     """
     clock, histories = SystemClock(), dict[str, History]()
     console = output_console()

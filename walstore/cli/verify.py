@@ -30,9 +30,9 @@ VERIFY_EXAMPLES = """\
 def verify(location: Location) -> Report:
     """Check every byte of a log and name each damaged place. Changes nothing, takes no lock.
 
-    A directory: headers, every batch's CRC and chain, offsets, indexes, footers, and the checkpoint
-    against the segments. A store: the manifest, and every fragment's length, offsets and setsum.
-    Exit code 2 if anything is not as it was written.
+    For a directory: headers, every batch's CRC and chain, offsets, indexes, footers, and the checkpoint
+    against the segments. For a store: the manifest, and every fragment's length, offsets and setsum.
+    The exit code is 2 if there is damage.
     """
     if is_store(location):
         found = run_async(_verify_store(location))
@@ -170,14 +170,14 @@ async def scrub(
         int | None, option("--start OFFSET", "Begin with the fragment of this offset.")
     ] = None,
     max_fragments: Annotated[
-        int | None, option("--max-fragments N", "Look at so many fragments at the most.", min=1)
+        int | None, option("--max-fragments N", "Most fragments to check.", min=1)
     ] = None,
 ) -> Report:
-    """Read all of a stored log and report everything that is wrong with it. Changes nothing.
+    """Read all of a stored log and report all damage. Changes nothing.
 
-    Every record is hashed; manifest, snapshots, fragments and the objects next to them are checked. Unlike
-    'walstore verify', it continues after damage, gives advice for it, and may run in parts. Exit code 2 if
-    records are lost or damaged, 1 if the store kept it from reading everything.
+    Hashes every record, and checks manifest, snapshots, fragments and the objects next to them. Unlike
+    'walstore verify', it continues after damage, gives advice, and may run in parts. The exit code is 2 if
+    records are lost or damaged, and 1 if the store prevented a complete check.
     """
     place = to_url(url, "scrub")
     from uploader import Scrubber

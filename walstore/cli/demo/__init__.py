@@ -40,7 +40,7 @@ def demo(
         option("--store URL", "Ship to a fresh prefix below this URL, and leave it there."),
     ] = None,
     seconds: Annotated[float, option("--seconds", "How long to append.", min=2, max=86400)] = 12,
-    no_spark: Annotated[bool, option("--no-spark", "Leave Spark out.")] = False,
+    no_spark: Annotated[bool, option("--no-spark", "Skip the Spark part.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the whole path once: append, tail, rotate, ship, kill -9, restart, read back, Spark.

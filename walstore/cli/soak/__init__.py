@@ -28,7 +28,7 @@ def soak(
         str | None,
         argument(
             "LOCATION",
-            "An empty directory, or a store URL to write straight to; otherwise a temporary one.",
+            "An empty directory, or a store URL to append to directly. Default: a temporary directory.",
         ),
     ] = None,
     *,
@@ -38,7 +38,7 @@ def soak(
     tier: Annotated[str | None, option("--tier URL", "Ship a directory's log below this.")] = None,
     layout: Annotated[LayoutName, option("--layout", "Layout of the stored log.")] = "swap",
     durability: Annotated[
-        Level | None, option("--durability", "What appends wait for; disk unless given.")
+        Level | None, option("--durability", "What appends wait for; default disk.")
     ] = None,
     rate: Annotated[
         float, option("--rate", "Records a second in all streams.", min=1, max=1e6)
@@ -50,10 +50,10 @@ def soak(
 ) -> None:
     """Append for minutes while processes are killed, and check that each record is read once, in order.
 
-    Streams of very different rates are appended to, readers follow, and a collector removes what they have
-    read. Writers, readers and the collector are processes that are killed with SIGKILL and started again.
-    At the end everything stored is verified. Exit code 2 if anything is not 1:1, is damaged, or a process
-    failed; stderr says what. SIGINT and SIGTERM end the load early; the check follows.
+    Writers append to streams of very different rates, readers follow, and a collector removes read
+    records. Writers, readers and the collector are processes that are killed with SIGKILL and restarted.
+    At the end all stored data is verified. The exit code is 2 if a record is not 1:1, data is damaged, or a
+    process failed; stderr gives the reason. SIGINT and SIGTERM end the load early; the check follows.
     """
     from walstore.cli.soak.child import SoakJob
     from walstore.cli.soak.run import Soak
