@@ -349,9 +349,6 @@ class DirectoryLog:
         if end - last <= max(most_bytes, INDEX_INTERVAL_BYTES):
             return end, index
         # The checkpoint's index is older than the tail; one pass over the file makes a full one.
-        return self._walk(source)
-
-    def _walk(self, source: Segment) -> tuple[int, SegmentIndex]:
         index = SegmentIndex()
         with closing(self._view.fs.open(source.path, "r")) as file:
             header = read_header(file, source.path)

@@ -147,47 +147,41 @@ class ScrubWalk:
         position = max(start, manifest.oldest_offset)
         while position < limit:
             walk = TreeWalk(manifest.entries, position, limit)
-            try:
-                for entry in walk:
-                    if isinstance(entry, Fragment):
-                        self._check_order(entry)
-                        position = entry.limit
-                        yield entry
-                    elif (snapshot := await self._snapshot(entry)) is not None:
-                        self.snapshots += 1
-                        walk.enter(snapshot.children)
-                    else:
-                        self._before = None
-            except _SuspectError as suspect:
-                self._suspects.add(suspect.key)
-                manifest = await self._newest()
-                position = max(position, suspect.start, manifest.oldest_offset)
+            for entry in walk:
+                if isinstance(entry, Fragment):
+                    self._check_order(entry)
+                    position = entry.limit
+                    yield entry
+                    continue
+                snapshot, findings = await self._look(entry)
+                if findings and entry.path_to_snapshot not in self._suspects:
+                    self._suspects.add(entry.path_to_snapshot)
+                    manifest = await self._newest()
+                    position = max(position, entry.start, manifest.oldest_offset)
+                    break
+                for finding in findings:
+                    self._report(finding)
+                if snapshot is None:
+                    self._before = None
+                else:
+                    self.snapshots += 1
+                    walk.enter(snapshot.children)
             else:
                 return
 
     # -- inside ------------------------------------------------------------------------------
 
-    async def _snapshot(self, pointer: SnapshotPointer) -> Snapshot | None:
-        """Return a snapshot; None, after a report, if it is unusable."""
+    async def _look(self, pointer: SnapshotPointer) -> tuple[Snapshot | None, list[Finding]]:
+        """Return a snapshot, None if it is unusable, and what is wrong with it."""
         path = pointer.path_to_snapshot
-        snapshot: Snapshot | None = None
         try:
             parse = partial(_parse_snapshot, pointer=pointer)
-            read = await read_stored(self._store, path, parse, worker=self._worker)
-            snapshot, findings = read.value
+            return (await read_stored(self._store, path, parse, worker=self._worker)).value
         except ObjectNotFoundError:
             what = f"a snapshot is missing, and with it the way to records {pointer.start} to {pointer.limit}"
-            findings = [Finding(Severity.ERROR, path, what, RESTORE, pointer, None)]
+            return None, [Finding(Severity.ERROR, path, what, RESTORE, pointer, None)]
         except CorruptionError as error:
-            findings = [of_error(error)]
-        if not findings:
-            return snapshot
-        if path not in self._suspects:
-            raise _SuspectError(path, pointer.start)
-        for finding in findings:
-            self._report(finding)
-        # A damaged snapshot is still followed if its pointers are usable.
-        return snapshot if snapshot is not None and _leads_down(snapshot, pointer) else None
+            return None, [of_error(error)]
 
     def _check_order(self, entry: Fragment) -> None:
         before = self._before
@@ -197,21 +191,14 @@ class ScrubWalk:
         self._before = entry
 
 
-class _SuspectError(Exception):
-    """A snapshot is damaged or was replaced meanwhile."""
-
-    def __init__(self, key: str, start: int) -> None:
-        super().__init__(key)
-        self.key = key
-        self.start = start
-
-
 def _parse_snapshot(data: bytes, pointer: SnapshotPointer) -> tuple[Snapshot | None, list[Finding]]:
     try:
         snapshot = Snapshot.parse(data, path=pointer.path_to_snapshot)
     except CorruptionError as error:
         return None, [of_error(error)]
-    return snapshot, check_snapshot(snapshot, pointer)
+    findings = check_snapshot(snapshot, pointer)
+    # A damaged snapshot is still followed if its pointers are usable.
+    return (snapshot if not findings or _leads_down(snapshot, pointer) else None), findings
 
 
 def _leads_down(snapshot: Snapshot, pointer: SnapshotPointer) -> bool:

@@ -6,6 +6,7 @@ that the caller read before, and are not judged.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,7 @@ from walstore.core.files.segment_file import decode, read_footer, read_last_foot
 from walstore.core.format import frame, segment
 from walstore.core.format.checkpoint import FILE_NAME, Checkpoint, DurableCell
 from walstore.core.format.frame import FrameHeader
-from walstore.core.format.frame_scan import FrameScan
+from walstore.core.format.frame_scan import FrameScan, LookalikesError
 from walstore.core.format.ledger import Marks
 from walstore.core.format.recovery import Chain, Evidence
 from walstore.core.format.segment import SegmentHeader, SegmentIndex, SegmentStreams, SegmentSummary
@@ -240,10 +241,12 @@ class SegmentCheck:
         findings = self._findings
         mark = hint.tail_position if hint is not None else 0
         end: int = segment.HEADER_BYTES
-        for at, header, view in self._scan.frames(end, self._pass_damage):
+        for at, header, view in self._scan.frames(end, self._behind_damage):
             self._check_frame(header, at)
             self._check_content(header, view, at)
             for index in self._indexes:
+                if at > end:
+                    index.pass_over(at)
                 index.see(header, at)
             self._chain.advance(header)
             findings.batches += 1
@@ -252,18 +255,11 @@ class SegmentCheck:
             end = at + header.length
             if hint is not None and end >= mark > at:
                 self._check_mark(hint, end)
-        if (
-            not self._is_sealed
-        ):  # entries after the end are covered by the check of the durable limit
+        if not self._is_sealed or end < self._scan.end:
+            # Without a seal, entries after the end are covered by the check of the durable limit.
             for index in self._indexes:
-                index.pass_over(_EVERYTHING)
+                index.pass_over(self._scan.end if self._is_sealed else _EVERYTHING)
         return end
-
-    def _pass_damage(self, at: int) -> int | None:
-        resume = self._behind_damage(at)
-        for index in self._indexes:
-            index.pass_over(self._scan.end if resume is None else resume)
-        return resume
 
     def _behind_damage(self, at: int) -> int | None:
         """Classify the bytes at ``at``; return where to continue, or None if the segment ends here."""
@@ -299,16 +295,12 @@ class SegmentCheck:
         scan, chain, evidence = self._scan, self._chain, self._evidence
         if evidence.durable_limit > chain.next_offset or evidence.durable_position > at:
             return used_limit(self._file, at, scan.end) > at
-        while later is not None:
-            found = scan.whole_at(later)
-            if found is None:
-                return False
-            header = found[0]
-            if header.epoch >= evidence.own_epoch and (
-                header.synced_limit > chain.next_offset or header.synced_position > at
-            ):
-                return True
-            later = scan.next_whole(later + header.length)
+        with contextlib.suppress(LookalikesError):
+            for _, header in () if later is None else scan.whole_frames(later):
+                if header.epoch >= evidence.own_epoch and (
+                    header.synced_limit > chain.next_offset or header.synced_position > at
+                ):
+                    return True
         return False
 
     def _check_frame(self, header: FrameHeader, at: int) -> None:

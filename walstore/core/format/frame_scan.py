@@ -14,7 +14,7 @@ from typing import Final
 from walstore.core.format import frame
 from walstore.core.format.frame import FrameHeader
 
-AHEAD_BYTES: Final = 4 << 20
+_AHEAD_BYTES: Final = 4 << 20
 """Default read size."""
 _MOST_FAILED_BYTES: Final = 64 << 20
 _MOST_FAILED_TIMES: Final = 4
@@ -40,7 +40,7 @@ class FrameScan:
         salt: int | None,
         *,
         begin: int = 0,
-        ahead_bytes: int = AHEAD_BYTES,
+        ahead_bytes: int = _AHEAD_BYTES,
     ) -> None:
         """``read(size, position)`` returns bytes of the segment from ``begin`` on, less only at its end.
 
@@ -60,12 +60,13 @@ class FrameScan:
     def of(cls, data: memoryview, position: int, salt: int | None) -> FrameScan:
         """Scan bytes in memory, which begin at byte ``position`` of their segment."""
         whole = bytes(data)
-
-        def read(size: int, at: int) -> bytes:
-            return whole[at - position : at - position + size]
-
-        end = position + len(whole)
-        return cls(read, end, salt, begin=position, ahead_bytes=len(whole))
+        return cls(
+            lambda size, at: whole[at - position : at - position + size],
+            position + len(whole),
+            salt,
+            begin=position,
+            ahead_bytes=len(whole),
+        )
 
     def frames(
         self, position: int, behind: Callable[[int], int | None] | None = None
@@ -90,11 +91,10 @@ class FrameScan:
             if found is not None:
                 yield position, *found
                 position += found[0].length
-                continue
-            resumed = None if behind is None else behind(position)
-            if resumed is None:
+            elif behind is None or (resumed := behind(position)) is None:
                 return
-            position = resumed
+            else:
+                position = resumed
 
     def claimed(self, position: int) -> Iterator[tuple[int, FrameHeader]]:
         """Yield places and headers of what looks like frames from byte ``position`` on, each where the one

@@ -58,6 +58,19 @@ def test_nothing_at_or_behind_the_end_is_read() -> None:
     assert max(read) == len(data) - 1
 
 
+def test_a_damaged_length_is_not_read() -> None:
+    read: list[int] = []
+    data = bytearray(bytes(BEGIN) + b"".join(segment_of([3, 900])))
+    struct.pack_into("<I", data, BEGIN + 8, 800)
+
+    def note(size: int, at: int) -> bytes:
+        read.append(size)
+        return bytes(data[at : at + size])
+
+    assert FrameScan(note, len(data), SALT, ahead_bytes=100).whole_at(BEGIN) is None
+    assert max(read) == 100
+
+
 @pytest.mark.parametrize("ahead", [1, 200, 1 << 20])
 def test_the_caller_says_where_the_walk_goes_on_behind_damage(ahead: int) -> None:
     frames = segment_of([30] * 5)
@@ -74,6 +87,8 @@ def test_the_caller_says_where_the_walk_goes_on_behind_damage(ahead: int) -> Non
     assert starts(scan) == [1]
     assert starts(scan, behind) == [1, 3, 4]
     assert places == [BEGIN + len(frames[0]), BEGIN + 4 * len(frames[0])]
+    assert starts(scan_of(frames[0]), behind) == [1]
+    assert len(places) == 2  # the end is no damage
 
 
 def test_what_a_writer_finished_since_it_was_read_is_whole() -> None:
@@ -177,6 +192,13 @@ def test_overlapping_lookalikes_are_not_checked_without_end() -> None:
     assert scan.next_whole(0) is None
 
 
+def test_what_has_no_trailer_is_passed_over_however_much_of_it_there_is() -> None:
+    data = bytearray(1 << 20)
+    for at in range(0, 88 * 100, 88):
+        struct.pack_into("<IIII", data, at, frame.FRAME_MAGIC, 0, 1_000_000, 0)
+    assert first_whole(data + build(values_only(b"one"))) == (1 << 20, 1)
+
+
 def test_the_trailer_tells_written_from_cut() -> None:
     data = bytearray(build(values_only(b"one", b"two")))
     data[0:8] = b"\xff" * 8
@@ -184,7 +206,7 @@ def test_the_trailer_tells_written_from_cut() -> None:
     def ends(data: bytes, position: int) -> list[int]:
         return list(FrameScan.of(memoryview(data), 0, None).trailer_limits(position))
 
-    assert ends(data, 0) == [len(data)]
+    assert ends(data, 0) == ends(data + build(values_only(b"on")), 0) == [len(data)]
     assert ends(bytes(16) + data, 16) == [16 + len(data)]
     assert ends(data[:-4], 0) == ends(data, 8) == ends(b"WEnd" * 8, 0) == []
     assert ends(b"\x08\0\0\0WEnd", 0) == [8]
