@@ -46,7 +46,7 @@ PAGES = [
         "Opening, appending, reading; records and batches.",
         {
             "walstore": "Wal Reader ReadonlyWal Record Batch Start OneOf NoneOf Durability Statistics "
-            "CopyStatistics ScrubRound CopyScrub StreamInfo Transaction Producer Fence Log ReadableLog"
+            "CopyStatistics ScrubRound CopyScrub StreamInfo Transaction Producer Fence Log ReadableLog open"
         },
     ),
     Page(
