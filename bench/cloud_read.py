@@ -37,7 +37,7 @@ def everything(prefetch: int) -> Way:
 
     async def read(log: CloudLog) -> int:
         count = 0
-        async for batch in log.reader(prefetch=prefetch).batches():
+        async for batch in log.reader(prefetch_bytes=prefetch).batches():
             count += len(batch.values)
         return count
 
@@ -47,7 +47,7 @@ def everything(prefetch: int) -> Way:
 async def sift(log: CloudLog) -> int:
     """Read all fragments and select one stream."""
     count = 0
-    async for batch in log.reader(prefetch=0).batches():
+    async for batch in log.reader(prefetch_bytes=0).batches():
         if batch.may_hold_stream("rare"):
             count += len(batch.select_stream("rare"))
     return count
@@ -57,7 +57,7 @@ def one_stream(prefetch: int) -> Way:
     """Read one stream."""
 
     async def read(log: CloudLog) -> int:
-        return len([record async for record in log.reader(stream="rare", prefetch=prefetch)])
+        return len([record async for record in log.reader(stream="rare", prefetch_bytes=prefetch)])
 
     return read
 

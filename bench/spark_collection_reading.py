@@ -64,7 +64,7 @@ async def fill(url: str, plain: Path, rows: int) -> None:
                 pq.write_table, counted, plain / f"{number}.parquet", compression="zstd"
             )
             if number == PENDING - 1:
-                await keeper.compact(is_full=True)
+                await keeper.compact(full=True)
 
 
 def plain_content(spark: SparkSession, folder: Path) -> DataFrame:

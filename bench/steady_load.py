@@ -144,7 +144,7 @@ async def work(wal: Wal) -> None:
     """Take jobs and acknowledge them."""
     async with wal.group("workers") as group:
         while True:
-            await group.ack(await group.fetch(max_wait=1))
+            await group.ack(await group.fetch(max_wait_seconds=1))
 
 
 async def drive(wal: Wal, rate: float, seconds: float, value_bytes: int) -> Latencies:

@@ -64,7 +64,7 @@ def test_cost_of_waiting(benchmark, run: Run, log_path: Path) -> None:
         async with Wal.open(log_path) as wal, ReadonlyWal.open(log_path) as log:
             await wal.append(VALUE)
             before = time.process_time()
-            batch = await log.follow("latest").fetch(max_wait=5)
+            batch = await log.follow("latest").fetch(max_wait_seconds=5)
             assert not len(batch)
             return time.process_time() - before
 

@@ -46,7 +46,7 @@ PAGES = [
         "Opening, appending, reading; records and batches.",
         {
             "walstore": "Wal Reader ReadonlyWal Record Batch Start OneOf NoneOf Durability Statistics "
-            "CopyStatistics ScrubRound CopyScrub StreamInfo Transaction Producer Fence Log ReadableLog"
+            "CopyStatistics ScrubRound CopyScrub StreamInfo Transaction Producer Fence Log ReadableLog open"
         },
     ),
     Page(
@@ -198,7 +198,7 @@ PAGES = [
         "`PrometheusMetrics`, `OpenTelemetryMetrics`, `CollectionMetrics`. What is measured is in "
         "[metrics.md](../metrics.md).",
         {
-            "walstore.metrics": "PrometheusMetrics OpenTelemetryMetrics",
+            "walstore.metrics": "PrometheusMetrics OpenTelemetryMetrics Metrics LogObserver ObservedLog",
             "uploader": "CollectionMetrics",
         },
     ),

@@ -60,6 +60,7 @@ from walstore.errors import (
     WouldBlock,
     WrongLoopError,
 )
+from walstore.location import open  # noqa: A004 - as in gzip
 from walstore.log.log import Log
 from walstore.log.readonly import ReadonlyWal
 from walstore.log.wal import Wal
@@ -116,6 +117,7 @@ __all__ = [
     "connect",
     "connect_readonly",
     "list_logs",
+    "open",
     # values
     "Batch",
     "Record",

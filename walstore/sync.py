@@ -23,6 +23,7 @@ from walstore.core.faces.readable_log import follow_or_warn
 from walstore.core.faces.transaction import Transaction
 from walstore.core.read.reader import MIB, Reader
 from walstore.core.runtime.error_mapping import copy_error
+from walstore.core.runtime.old_names import renamed
 from walstore.core.runtime.resource import Opening
 from walstore.core.runtime.statistics import GroupInfo, GroupStatistics, Statistics
 from walstore.core.validation.arguments import as_int
@@ -240,6 +241,7 @@ class BlockingLog:
         found: list[CursorInfo] = self._run(self._log.cursors)
         return found
 
+    @renamed(is_ordered="ordered")
     def group(self, name: str, **options: Any) -> BlockingGroup:
         """Return a member of a group for ``with``; as :meth:`walstore.Wal.group`."""
         return BlockingGroup(self._loop, self._call(lambda: self._log.group(name, **options)))
@@ -342,17 +344,18 @@ class BlockingReader:
         self._loop = loop
         self._reader = reader
 
+    @renamed(max_wait="max_wait_seconds")
     def fetch(
         self,
         *,
         max_records: int = _FETCH_RECORDS,
         max_bytes: int = MIB,
-        max_wait: float | None = None,
+        max_wait_seconds: float | None = None,
     ) -> Batch:
         """Return the next records as one batch; as :meth:`walstore.Reader.fetch`."""
         return self._loop.run(
             lambda: self._reader.fetch(
-                max_records=max_records, max_bytes=max_bytes, max_wait=max_wait
+                max_records=max_records, max_bytes=max_bytes, max_wait_seconds=max_wait_seconds
             )
         )
 
@@ -475,9 +478,10 @@ class BlockingJob:
         """Say that the work is done; durable when this returns."""
         self._loop.run(self._job.ack)
 
-    def nak(self, delay: float = 0.0) -> None:
-        """Give the job back: it comes again after ``delay`` seconds."""
-        self._loop.run(lambda: self._job.nak(delay))
+    @renamed(delay="delay_seconds")
+    def nak(self, delay_seconds: float = 0.0) -> None:
+        """Give the job back: it comes again after ``delay_seconds``."""
+        self._loop.run(lambda: self._job.nak(delay_seconds))
 
     def in_progress(self) -> None:
         """Begin the lease anew; LeaseExpiredError if it has ended."""
@@ -496,9 +500,10 @@ class BlockingGroup:
         self._loop = loop
         self._group = group
 
-    def fetch(self, max_jobs: int = 1, max_wait: float | None = None) -> list[BlockingJob]:
-        """Return up to ``max_jobs`` jobs; wait up to ``max_wait`` seconds for the first."""
-        jobs = self._loop.run(lambda: self._group.fetch(max_jobs, max_wait))
+    @renamed(max_wait="max_wait_seconds")
+    def fetch(self, max_jobs: int = 1, max_wait_seconds: float | None = None) -> list[BlockingJob]:
+        """Return up to ``max_jobs`` jobs; wait up to ``max_wait_seconds`` for the first."""
+        jobs = self._loop.run(lambda: self._group.fetch(max_jobs, max_wait_seconds))
         return [BlockingJob(self._loop, job) for job in jobs]
 
     def statistics(self) -> GroupStatistics:

@@ -73,7 +73,7 @@ class Neighbour:
             assert self.offsets == sorted(set(self.offsets))
             assert [offset for offset in self.offsets if offset >= self._face.log.head] == there
         if self._group is not None:
-            while jobs := await self._group.fetch(100, max_wait=0):
+            while jobs := await self._group.fetch(100, max_wait_seconds=0):
                 self.jobs += [(job.offset, job.deliveries) for job in jobs]
             offsets = [offset for offset, _ in self.jobs]
             assert len(set(offsets)) == len(offsets)

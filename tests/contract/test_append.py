@@ -281,7 +281,7 @@ async def test_who_follows_a_closed_stream_goes_on_when_it_is_opened_again(log: 
     async with log.follow(stream="s") as reader:
         assert (await anext(reader)).value == b"1"
         await log.close_stream("s")
-        assert not len(await reader.fetch(max_wait=0))
+        assert not len(await reader.fetch(max_wait_seconds=0))
         await log.open_stream("s")
         await log.append(b"2", stream="s")
         assert (await anext(reader)).value == b"2"

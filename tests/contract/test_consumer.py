@@ -24,7 +24,7 @@ WITH_CONSUMERS = ("opened", "replicated", "served", "readonly")
 
 NEXT: dict[str, Step] = {
     "anext": lambda consumer: anext(consumer),
-    "fetch": lambda consumer: consumer.fetch(max_wait=0),
+    "fetch": lambda consumer: consumer.fetch(max_wait_seconds=0),
     "batches": lambda consumer: anext(consumer.batches()),
     "commit": lambda consumer: consumer.commit(),
 }

@@ -41,7 +41,7 @@ async def test_members_share_the_records_between_them(face: Face) -> None:
         assert {job.deliveries for job in jobs} == {1}
         for job in jobs:
             await job.ack()
-        assert await one.fetch(max_wait=0) == []
+        assert await one.fetch(max_wait_seconds=0) == []
 
 
 @on(*WITH_GROUPS)
@@ -56,7 +56,7 @@ async def test_a_job_comes_again_when_it_is_given_back(face: Face) -> None:
         assert (again.value, again.deliveries) == (b"1", 2)
         await again.in_progress()
         await again.term()
-        assert await group.fetch(max_wait=0) == []
+        assert await group.fetch(max_wait_seconds=0) == []
 
 
 @on(*WITH_GROUPS)
@@ -83,7 +83,7 @@ async def test_it_is_deleted_with_all_that_it_remembers(face: Face) -> None:
         await job.ack()
         assert await face.log.delete_group("g")
         with pytest.raises(WalClosedError):
-            await group.fetch(max_wait=0)
+            await group.fetch(max_wait_seconds=0)
     assert not await face.log.delete_group("g")
     async with face.log.group("g", **LONG) as group:
         assert [job.deliveries for job in await fetched(group, 1)] == [1]
@@ -101,7 +101,7 @@ async def test_a_fetch_that_is_cancelled_takes_nothing_from_anybody(
         mine: list[int] = []
         for number in range(30):
             await face.writer.append(b"%d" % number)
-            for job in await group.fetch(2, max_wait=0):
+            for job in await group.fetch(2, max_wait_seconds=0):
                 assert job.deliveries == 1
                 mine.append(job.offset)
                 await job.ack()
@@ -165,7 +165,7 @@ async def test_a_member_of_a_deleted_group_does_nothing_in_the_next_of_that_name
         async with face.log.group("g", **LONG) as after:
             (job,) = await fetched(after, 1)
             assert (job.value, job.deliveries) == (old.value, 1)
-            calls = {"fetch": partial(before.fetch, max_wait=0)}
+            calls = {"fetch": partial(before.fetch, max_wait_seconds=0)}
             if not face.is_blocking:
                 calls |= {"all": partial(before.ack, [old]), "statistics": before.statistics}
             calls |= {verb: getattr(old, verb) for verb in ("ack", "nak", "in_progress", "term")}
@@ -205,7 +205,7 @@ async def test_options_change_once_nobody_is_there(face: Face) -> None:
     ):
         await face.writer.append_many([b"4", b"5"])
         (job,) = await fetched(group, 1)
-        assert await other.fetch(max_wait=0) == []
+        assert await other.fetch(max_wait_seconds=0) == []
         with pytest.raises(InvalidSettingsError, match="2 members are there and 1 jobs are leased"):
             await enter(face.log.group("g", **LONG))
         await job.ack()
@@ -226,7 +226,7 @@ async def test_stream_and_order_change_once_nobody_is_there(face: Face) -> None:
     async with face.log.group("g", stream="a", **LONG) as group:
         (job,) = await fetched(group, 1)
         await job.ack()
-    async with face.log.group("g", stream="b", is_ordered=True, **LONG) as group:
+    async with face.log.group("g", stream="b", ordered=True, **LONG) as group:
         await face.writer.append(b"2", stream="b", key=b"k")
         assert [job.value for job in await fetched(group, 1)] == [b"2"]
 

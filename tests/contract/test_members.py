@@ -30,7 +30,7 @@ async def letters_of(face: Face, stream: str) -> list[Any]:
 
 async def until_dead(group: Any, wanted: int) -> None:
     while (await group.statistics()).dead < wanted:
-        await group.fetch(max_wait=0.01)
+        await group.fetch(max_wait_seconds=0.01)
 
 
 @HERE
@@ -41,7 +41,7 @@ async def test_each_record_is_one_members_also_of_other_programs(face: Face) -> 
     async def member(log: Any) -> None:
         async with log.group("workers") as group:
             while seen.total() < 40:
-                for job in await group.fetch(3, max_wait=0.1):
+                for job in await group.fetch(3, max_wait_seconds=0.1):
                     assert job.deliveries == 1
                     seen[job.value] += 1
                     await job.ack()
@@ -53,7 +53,7 @@ async def test_each_record_is_one_members_also_of_other_programs(face: Face) -> 
     async with face.log.group("workers") as group:
         found = await group.statistics()
         assert (found.floor, found.pending, found.unsettled, found.lag) == (41, 0, 0, 0)
-        assert await group.fetch(max_wait=0) == []
+        assert await group.fetch(max_wait_seconds=0) == []
 
 
 @HERE
@@ -76,7 +76,7 @@ async def test_what_is_not_acknowledged_comes_again(face: Face) -> None:
         a, b, c, d = await fetched(group, 4)
         await a.ack()
         await b.nak()
-        await c.nak(delay=0.05)
+        await c.nak(delay_seconds=0.05)
         face.clock.skip(30)
         again = await group.fetch(2)
         again += await fetched(group, 2 - len(again))
@@ -103,10 +103,12 @@ async def test_in_progress_keeps_a_job(face: Face) -> None:
         (job,) = await group.fetch()
         for _ in range(4):
             face.clock.skip(40)
-            assert await group.fetch(max_wait=0) == await other.fetch(max_wait=0) == []
+            assert (
+                await group.fetch(max_wait_seconds=0) == await other.fetch(max_wait_seconds=0) == []
+            )
             await job.in_progress()
         await job.ack()
-        assert await other.fetch(max_wait=0) == []
+        assert await other.fetch(max_wait_seconds=0) == []
 
 
 @HERE
@@ -116,7 +118,7 @@ async def test_a_poison_record_becomes_a_dead_letter(face: Face) -> None:
     async with face.log.group("g", **mortal(face, 3)) as group:
         handled = []
         while not (await group.statistics()).dead:
-            for job in await group.fetch(max_wait=0.05):
+            for job in await group.fetch(max_wait_seconds=0.05):
                 if job.value == b"poison":
                     await job.nak()
                 else:
@@ -131,7 +133,7 @@ async def test_a_poison_record_becomes_a_dead_letter(face: Face) -> None:
         }  # fmt: skip
         found = await group.statistics()
         assert (found.dead, found.unsettled) == (1, 0)
-        assert await group.fetch(max_wait=0.1) == []  # it does not read its own letters
+        assert await group.fetch(max_wait_seconds=0.1) == []  # it does not read its own letters
 
 
 @on("opened", "served")
@@ -143,10 +145,10 @@ async def test_a_job_that_is_acknowledged_late_leaves_no_letter(face: Face) -> N
     async with face.log.group("g", stream="in", **mortal(face, 1)) as group:
         (job,) = await group.fetch()
         face.clock.skip(40)
-        assert await group.fetch(max_wait=0.05) == []
+        assert await group.fetch(max_wait_seconds=0.05) == []
         await job.ack()
         await face.log.open_stream("g.dead")
-        assert await group.fetch(max_wait=0.05) == []
+        assert await group.fetch(max_wait_seconds=0.05) == []
         found = await group.statistics()
         assert (found.dead, found.unsettled, await letters_of(face, "g.dead")) == (0, 0, [])
 
@@ -157,7 +159,7 @@ async def test_a_job_that_is_dropped_leaves_no_letter(face: Face) -> None:
     async with face.log.group("g", **mortal(face, 1, dead_letters="morgue")) as group:
         (job,) = await group.fetch()
         await job.term()
-        assert await group.fetch(max_wait=0.1) == []
+        assert await group.fetch(max_wait_seconds=0.1) == []
         assert await letters_of(face, "morgue") == []
 
 
@@ -169,9 +171,9 @@ async def test_jobs_of_a_key_keep_their_order(face: Face) -> None:
     busy: set[bytes] = set()
 
     async def member(log: Any) -> None:
-        async with log.group("g", is_ordered=True) as group:
+        async with log.group("g", ordered=True) as group:
             while len(done) < 30:
-                jobs = await group.fetch(5, max_wait=0.1)
+                jobs = await group.fetch(5, max_wait_seconds=0.1)
                 for job in jobs:
                     assert job.key not in busy
                     busy.add(job.key)
@@ -197,7 +199,11 @@ async def test_only_so_many_are_with_members_of_all_programs(face: Face) -> None
         log.group("g", max_ack_pending=2) as other,
     ):
         jobs = await fetched(group, 2)
-        assert await group.fetch(max_wait=0.05) == await other.fetch(max_wait=0.05) == []
+        assert (
+            await group.fetch(max_wait_seconds=0.05)
+            == await other.fetch(max_wait_seconds=0.05)
+            == []
+        )
         await jobs[0].ack()
         assert [job.value for job in await other.fetch()] == [b"c"]
 

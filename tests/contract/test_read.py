@@ -36,9 +36,9 @@ async def test_a_reader_begins_and_ends_where_it_is_told(log: Any) -> None:
     reader.seek(5)
     assert (await anext(reader)).value == b"5"
     assert reader.is_caught_up
-    assert len(await reader.fetch(max_wait=0)) == 0
+    assert len(await reader.fetch(max_wait_seconds=0)) == 0
     with pytest.raises(OffsetNotWrittenError):
-        await log.follow(99).fetch(max_wait=0)
+        await log.follow(99).fetch(max_wait_seconds=0)
 
 
 @on("opened", "replicated", "served", "readonly", "copied", "stored")
@@ -171,7 +171,7 @@ async def test_one_that_is_not_told_follows_yet_and_says_what_to_write(face: Fac
 async def test_beyond_the_end_is_an_error(face: Face) -> None:
     await face.writer.append(b"1")
     with pytest.raises(OffsetNotWrittenError):
-        await face.log.follow(99).fetch(max_wait=0)
+        await face.log.follow(99).fetch(max_wait_seconds=0)
 
 
 @on(
@@ -181,9 +181,9 @@ async def test_beyond_the_end_is_an_error(face: Face) -> None:
 async def test_a_reader_may_begin_at_the_end_and_not_below_the_head(face: Face) -> None:
     await face.writer.append_many([b"1", b"2", b"3"])
     await caught_up(face.log)
-    assert len(await face.log.reader(4, follow=False).fetch(max_wait=0)) == 0
+    assert len(await face.log.reader(4, follow=False).fetch(max_wait_seconds=0)) == 0
     with pytest.raises(OffsetTrimmedError) as trimmed:
-        await face.log.reader(0, follow=False).fetch(max_wait=0)
+        await face.log.reader(0, follow=False).fetch(max_wait_seconds=0)
     assert (trimmed.value.requested, trimmed.value.head, trimmed.value.tail) == (0, 1, 4)
 
 
@@ -217,6 +217,16 @@ async def test_one_that_does_not_follow_ends_at_the_end_of_now(face: Face) -> No
     for number in range(20):
         await face.writer.append(b"%d" % number)
         assert len(await values(face.log)) == number + 1
+
+
+@on(*READING)
+async def test_an_old_name_of_an_argument_works_for_a_version(face: Face) -> None:
+    reader = face.log.follow()
+    with pytest.warns(
+        DeprecationWarning, match="takes max_wait_seconds= now, which was max_wait="
+    ) as said:
+        assert len(await reader.fetch(max_wait=0)) == 0
+    assert [Path(one.filename).parent for one in said] == [Path(__file__).parent]
 
 
 @on(*READING)

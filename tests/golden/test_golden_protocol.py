@@ -126,7 +126,7 @@ async def use_it(wal: RemoteWal) -> None:
     await cursor.delete()
     await wal.delete_cursor("c")
     async with wal.group("g", ack_wait_seconds=30) as group:
-        jobs = await group.fetch(3, max_wait=0)
+        jobs = await group.fetch(3, max_wait_seconds=0)
         await jobs[0].ack()
         await jobs[1].nak()
         await jobs[2].in_progress()

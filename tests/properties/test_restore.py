@@ -62,7 +62,7 @@ async def _there_and_back(
             head = (await collect(store, collected)).oldest_offset
         limit = len(expected) + 1
         stop = None if part is None else head + round(part * (limit - head))
-        done = await again(store, path / "new", stop=stop, fs=fs, max_in_flight=in_flight)
+        done = await again(store, path / "new", stop=stop, fs=fs, concurrency=in_flight)
         found = await _read(path / "new", store if stop is None else None)
         assert found == expected[head - 1 : None if stop is None else stop - 1]
         assert (done.head, done.limit) == (head, limit if stop is None else stop)

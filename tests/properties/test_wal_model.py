@@ -159,7 +159,7 @@ class WalMachine(RuleBasedStateMachine):
 
     @rule(most=st.integers(1, 20), size=st.sampled_from([1, 5000, 1 << 20]))
     def fetch(self, most: int, size: int) -> None:
-        batch = self.run(self.reader.fetch(max_records=most, max_bytes=size, max_wait=0))
+        batch = self.run(self.reader.fetch(max_records=most, max_bytes=size, max_wait_seconds=0))
         assert batch.start == self.seen + 1
         assert len(batch) <= most
         for record in batch:

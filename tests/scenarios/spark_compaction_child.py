@@ -53,7 +53,7 @@ async def main(url: str, what: str) -> None:
     settings = ControllerSettings(most_rows=1)
     async with Controller.open(url, settings=settings, take_over=True) as keeper:
         engine = merge_engine(spark, object_rows=300)
-        await keeper.compact(engine=Deadly(engine) if what == "before" else engine, is_full=True)
+        await keeper.compact(engine=Deadly(engine) if what == "before" else engine, full=True)
         if what == "after":
             die()
     await asyncio.to_thread(spark.stop)

@@ -106,7 +106,7 @@ async def test_slow_and_fast_readers_of_every_kind_beside_producers(log_director
         async def by_fetch() -> list[int]:
             reader, found = wal.follow(), []
             while len(found) < total:
-                batch = await reader.fetch(max_records=17, max_wait=0.01)
+                batch = await reader.fetch(max_records=17, max_wait_seconds=0.01)
                 found += [record.offset for record in batch]
             return found
 

@@ -84,7 +84,7 @@ TRANSACTION: dict[str, Callable[[Transaction], object]] = {
 }
 CONSUMER: dict[str, Callable[[Consumer[Any]], object]] = {
     "anext": lambda consumer: anext(consumer),
-    "fetch": lambda consumer: consumer.fetch(max_wait=0.1),
+    "fetch": lambda consumer: consumer.fetch(max_wait_seconds=0.1),
     "batches": lambda consumer: anext(consumer.batches()),
     "seek": lambda consumer: consumer.seek(3),
     "commit": lambda consumer: consumer.commit(),
@@ -482,7 +482,7 @@ def test_the_error_crosses_processes() -> None:
 _READS: dict[str, Callable[[Reader], object]] = {
     "anext": lambda reader: anext(reader),
     "batches": lambda reader: anext(reader.batches()),
-    "fetch": lambda reader: reader.fetch(max_wait=0),
+    "fetch": lambda reader: reader.fetch(max_wait_seconds=0),
 }
 _VALUES = [b"%d" % number for number in range(10)]
 

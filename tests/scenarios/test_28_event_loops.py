@@ -114,7 +114,7 @@ def test_cursors_and_groups(run: Run, log_directory: Path) -> None:
                 assert [job.offset for job in again] == list(range(8, 21))
                 await second.ack(again)
             async with wal.group("workers") as third:
-                assert await third.fetch(1, max_wait=0) == []
+                assert await third.fetch(1, max_wait_seconds=0) == []
 
     run(work())
 

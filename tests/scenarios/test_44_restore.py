@@ -407,11 +407,11 @@ async def test_so_many_fragments_are_held_and_no_more(tmp_path: Path) -> None:
                 self.under_way -= 1
 
     counting = Counting(store)
-    await again(counting, tmp_path / "new", max_in_flight=3)
+    await again(counting, tmp_path / "new", concurrency=3)
     assert counting.most == 3
     for wrong in (0, 65):
-        with pytest.raises(InvalidSettingsError, match="max_in_flight"):
-            await again(store, tmp_path / "other", max_in_flight=wrong)
+        with pytest.raises(InvalidSettingsError, match="concurrency"):
+            await again(store, tmp_path / "other", concurrency=wrong)
 
 
 async def test_compressed_and_in_larger_segments(tmp_path: Path) -> None:

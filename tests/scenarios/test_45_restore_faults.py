@@ -182,7 +182,7 @@ async def test_what_was_restored_is_not_fetched_again(tmp_path: Path, store: Mem
     faulty = FaultyStore(store)
     faulty.on("get_range", fail(timeout()), key_prefix=layout.fragment_path(9))
     with pytest.raises(StorageUnavailableError):
-        await again(faulty, tmp_path / "new", max_in_flight=1)
+        await again(faulty, tmp_path / "new", concurrency=1)
     assert not await is_log(tmp_path / "new")
     kept = segments(tmp_path / "new")
     assert len(kept) > 1
@@ -198,7 +198,7 @@ async def test_another_restore_begins_anew(tmp_path: Path, store: MemoryStore) -
     faulty = FaultyStore(store)
     faulty.on("get_range", fail(timeout()), key_prefix=layout.fragment_path(9))
     with pytest.raises(StorageUnavailableError):
-        await again(faulty, tmp_path / "new", max_in_flight=1)
+        await again(faulty, tmp_path / "new", concurrency=1)
     copy = await again(store, tmp_path / "new", stop=23)
     assert (copy.resumed_at, copy.owns_prefix) == (1, False)
     whole = await again(store, tmp_path / "whole")
@@ -209,7 +209,7 @@ async def test_an_interrupted_copy_keeps_its_identity(tmp_path: Path, store: Mem
     faulty = FaultyStore(store)
     faulty.on("get_range", fail(timeout()), key_prefix=layout.fragment_path(9))
     with pytest.raises(StorageUnavailableError):
-        await again(faulty, tmp_path / "new", max_in_flight=1, stop=23)
+        await again(faulty, tmp_path / "new", concurrency=1, stop=23)
     done = await again(store, tmp_path / "new", stop=23)
     assert done.resumed_at > 1
     async with Wal.open(tmp_path / "new", settings=SMALL) as wal:
@@ -222,7 +222,7 @@ async def test_a_damaged_segment_of_an_interrupted_restore(
     faulty = FaultyStore(store)
     faulty.on("get_range", fail(timeout()), key_prefix=layout.fragment_path(9))
     with pytest.raises(StorageUnavailableError):
-        await again(faulty, tmp_path / "new", max_in_flight=1)
+        await again(faulty, tmp_path / "new", concurrency=1)
     first = segments(tmp_path / "new")[0]
     data = bytearray(first.read_bytes())
     data[-1] ^= 1

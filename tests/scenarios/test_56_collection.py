@@ -177,7 +177,7 @@ async def test_a_reader_that_started_before(kind: str, begun_at: int, prefetch: 
     await fill(store, kind)
     await move(store, 13)
     async with cloud_log(store) as log:
-        reader = log.reader(begun_at, prefetch=prefetch)
+        reader = log.reader(begun_at, prefetch_bytes=prefetch)
         seen = [int((await anext(reader)).value)]
         dropped = await collect(store, settings=replace(COLLECTING, max_wait_seconds=0))
         assert dropped.due_us is not None

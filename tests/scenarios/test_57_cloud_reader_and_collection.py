@@ -71,7 +71,7 @@ async def collect(store: FaultyStore, position: int) -> None:
 async def test_a_reader_behind_the_cut_is_told(store, prefetch: int) -> None:
     """It delivers what it has, and then never starts later in silence."""
     async with cloud_log(store) as log:
-        reader = log.reader(prefetch=prefetch)
+        reader = log.reader(prefetch_bytes=prefetch)
         found = [(await anext(reader)).offset for _ in range(15)]
         await collect(store, 401)
         with pytest.raises(OffsetTrimmedError) as told:
@@ -89,10 +89,10 @@ async def test_a_reader_behind_the_cut_is_told(store, prefetch: int) -> None:
 async def test_a_reader_beyond_the_cut_notices_nothing(store, prefetch: int, stop_at: int) -> None:
     """Although the snapshots that its manifest names were replaced by others."""
     async with cloud_log(store) as log:
-        first = log.reader(stop_at, stop=stop_at + 1, prefetch=0)
+        first = log.reader(stop_at, stop=stop_at + 1, prefetch_bytes=0)
         assert [record.offset async for record in first] == [stop_at]
         await collect(store, 401)
-        reader = log.reader(stop_at, prefetch=prefetch)
+        reader = log.reader(stop_at, prefetch_bytes=prefetch)
         assert [record.value async for record in reader] == CONTENT[stop_at - 1 :]
         scanned = [fragment async for fragment in log.scan(stop_at)]
         assert scanned[0].start <= stop_at < scanned[0].limit

@@ -72,7 +72,7 @@ class Soak:
             position = 1
             while not (self.written.is_set() and position >= self.limit):
                 try:
-                    async with log.reader(position, prefetch=1 << 16) as reader:
+                    async with log.reader(position, prefetch_bytes=1 << 16) as reader:
                         async for batch in reader.batches():
                             seen.update(zip(batch.offsets, batch.values, strict=True))
                             position = batch.limit

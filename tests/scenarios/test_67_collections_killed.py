@@ -46,7 +46,7 @@ from uploader import Controller
 async def main():
     async with Controller.open(sys.argv[1], take_over=True) as controller:
         while True:
-            print((await controller.compact(is_full=True)).upper, flush=True)
+            print((await controller.compact(full=True)).upper, flush=True)
             await controller.gc()
 
 asyncio.run(main())
@@ -144,4 +144,4 @@ async def kill_again_and_again(url: str, rounds: int) -> None:
                 assert found.num_rows >= acknowledged
                 assert set(found["_d"].to_pylist()) <= {1}
     async with Controller.open(url, take_over=True) as controller:
-        assert (await controller.compact(is_full=True)).upper >= acknowledged
+        assert (await controller.compact(full=True)).upper >= acknowledged

@@ -107,7 +107,7 @@ asyncio.run(main())
                     pass
                 kill(process)
             async with Controller.open(s3_url, take_over=True) as controller:
-                assert (await controller.compact(is_full=True)).upper == at
+                assert (await controller.compact(full=True)).upper == at
         tail = await collection.critical("tail")
         assert (tail.token, tail.frontier) == (f"seen {at}", at - 1)
         assert (await tail.snapshot(as_of=at - 1)).num_rows == at
@@ -134,7 +134,7 @@ async def test_it_is_compacted_collected_followed_and_deleted(s3_url: str) -> No
             assert frontier == lower + 1
             if lower % 4 == 3:
                 async with Controller.open(s3_url, take_over=True, clock=clock) as controller:
-                    await controller.compact(is_full=True)
+                    await controller.compact(full=True)
         assert seen == list(range(12))
         found = (await reader.snapshot(as_of=11)).to_pylist()
         assert found == [{"k": 0, "v": 9}, {"k": 1, "v": 10}, {"k": 2, "v": 11}]
@@ -142,7 +142,7 @@ async def test_it_is_compacted_collected_followed_and_deleted(s3_url: str) -> No
         await reader.downgrade_since(11)
         async with Controller.open(s3_url, take_over=True, clock=clock) as controller:
             assert (await controller.gc()).pending == 12
-            assert (await controller.compact(is_full=True)).rows_written == 3
+            assert (await controller.compact(full=True)).rows_written == 3
         assert (await reader.snapshot(as_of=11)).to_pylist() == found
         await steps.aclose()
         await reader.aclose()

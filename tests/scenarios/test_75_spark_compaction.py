@@ -90,7 +90,7 @@ async def check(tmp_path: Path, what: str, code: int, environment: Mapping[str, 
         if what == "flaky":  # both attempts of each task have put theirs
             assert len(put) == 2 * sum(len(batch.keys) for batch in committed)
         async with Controller.open(url, take_over=True, clock=Later()) as keeper:
-            await keeper.compact(is_full=True)
+            await keeper.compact(full=True)
         async with Controller.open(url, clock=Later()) as keeper:
             await keeper.gc()
         kept = {key for batch in (await collection.status()).batches for key in batch.keys}

@@ -36,7 +36,7 @@ async def main():
     def tell(*words):
         os.write(file, (" ".join(map(str, words)) + "\\n").encode())
     async with connect(address, connect_seconds=60, reconnect_seconds=60) as wal:
-        async with wal.group("g", ack_wait_seconds=2.0, is_ordered=True) as group:
+        async with wal.group("g", ack_wait_seconds=2.0, ordered=True) as group:
             while True:
                 asked = time.monotonic()
                 [job] = await group.fetch()

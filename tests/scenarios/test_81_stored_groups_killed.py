@@ -29,7 +29,7 @@ async def main():
             line = " ".join(map(str, (what, job.offset, *moments)))
             os.write(file, (line + "\\n").encode())
     async with CloudLog.open(url) as log:
-        async with log.group("g", ack_wait_seconds=2.0, is_ordered=True) as group:
+        async with log.group("g", ack_wait_seconds=2.0, ordered=True) as group:
             while True:
                 asked = time.monotonic()
                 jobs = await group.fetch(5)

@@ -61,7 +61,7 @@ class Workers:
         async with remote.group("g", **OPTIONS) as group:
             while True:
                 asked = time.monotonic()
-                jobs = await patiently(lambda: group.fetch(20, max_wait=0.2))
+                jobs = await patiently(lambda: group.fetch(20, max_wait_seconds=0.2))
                 noted = time.monotonic()
                 for job in jobs:
                     taken = Delivery(asked, noted, number, job.deliveries)

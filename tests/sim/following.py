@@ -25,7 +25,7 @@ async def follow(stage: Stage, name: str, visibility: str = "durable") -> None:
             elif style == "batches":
                 sight.see((await anext(reader.batches())).records(), position)
             else:
-                found = await reader.fetch(max_records=random.randint(1, 9), max_wait=0.02)
+                found = await reader.fetch(max_records=random.randint(1, 9), max_wait_seconds=0.02)
                 sight.see(found.records(), position)
         except OffsetTrimmedError:
             stage.trace(f"{name} was passed by the head, {wal.head}")

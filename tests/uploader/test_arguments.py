@@ -139,10 +139,10 @@ async def test_how_much_is_done_at_once_is_a_whole_number(
     value: Any, error: type[Exception]
 ) -> None:
     for call, name in (
-        (lambda: fork(PLACE, f"{PLACE}/fork", parallel=value), "parallel"),
-        (lambda: plan_rebuild(PLACE, parallel=value), "parallel"),
-        (lambda: _restored(PLACE, max_in_flight=value), "max_in_flight"),
-        (lambda: Scrubber.open(PLACE, max_in_flight=value), "max_in_flight"),
+        (lambda: fork(PLACE, f"{PLACE}/fork", concurrency=value), "concurrency"),
+        (lambda: plan_rebuild(PLACE, concurrency=value), "concurrency"),
+        (lambda: _restored(PLACE, concurrency=value), "concurrency"),
+        (lambda: Scrubber.open(PLACE, concurrency=value), "concurrency"),
     ):
         await refused(call, error, f"{name} must be ")
 

@@ -66,8 +66,8 @@ def test_all_of_it(log: BlockingLog) -> None:
     assert [record.value for record in reader] == [b"a", b"b", b"c", b"d"]
     assert reader.position == 105
     reader.seek(104)
-    assert list(reader.fetch(max_wait=0).values) == [b"d"]
-    assert len(log.follow("latest").fetch(max_wait=0.01)) == 0
+    assert list(reader.fetch(max_wait_seconds=0).values) == [b"d"]
+    assert len(log.follow("latest").fetch(max_wait_seconds=0.01)) == 0
 
     cursor, other = log.cursor("c"), log.cursor("c")
     cursor.commit(50)
@@ -78,7 +78,7 @@ def test_all_of_it(log: BlockingLog) -> None:
     assert [info.position for info in log.cursors()] == [1]
 
     with log.group("g", start=101) as group:
-        jobs = group.fetch(10, max_wait=60)
+        jobs = group.fetch(10, max_wait_seconds=60)
         assert [job.value for job in jobs] == [b"a", b"b", b"c", b"d"]
         jobs[0].ack()
         jobs[1].nak()

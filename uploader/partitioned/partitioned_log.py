@@ -19,6 +19,7 @@ from uploader.stores.url import chosen_store
 from walstore.core.ports import Clock
 from walstore.core.runtime.backoff import Backoff
 from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.old_names import renamed
 from walstore.core.runtime.owned import Owned
 from walstore.core.runtime.resource import LoopGuard, Opening
 from walstore.core.runtime.statistics import GroupStatistics
@@ -104,6 +105,7 @@ class PartitionedLog(Owned):
             if log is not None and number not in self.logs:
                 self.logs[number] = log
 
+    @renamed(is_ordered="ordered")
     def group(self, name: str, **options: Any) -> PartitionedGroup:
         """Return a new member of the group ``name``, which gets jobs of all logs.
 
@@ -161,13 +163,16 @@ class PartitionedGroup(Owned):
         self._is_inside = False
         self._left = asyncio.Event()
 
-    async def fetch(self, max_jobs: int = 1, max_wait: float | None = None) -> list[Job]:
+    @renamed(max_wait="max_wait_seconds")
+    async def fetch(self, max_jobs: int = 1, max_wait_seconds: float | None = None) -> list[Job]:
         """Return up to ``max_jobs`` jobs of one log; waits as :meth:`walstore.Group.fetch`."""
         most = as_count(max_jobs, "max_jobs", high=10_000)
         self._check()
         clock = self._log.clock
         backoff = Backoff(first_seconds=0.1, longest_seconds=2.0, growth=1.5)
-        seconds = inf if max_wait is None else as_seconds(max_wait, "max_wait")
+        seconds = (
+            inf if max_wait_seconds is None else as_seconds(max_wait_seconds, "max_wait_seconds")
+        )
         deadline = clock.monotonic() + seconds
         while True:
             found = await self._fetch_busy(most) or await self._look_and_fetch(most)

@@ -30,6 +30,7 @@ from walstore.core.format.ledger import StreamInfo
 from walstore.core.ports import Clock
 from walstore.core.read.reader import Reader, ReadGuard, timestamp_at
 from walstore.core.runtime.backoff import Backoff
+from walstore.core.runtime.old_names import renamed
 from walstore.core.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
 from walstore.core.validation.arguments import as_count
 from walstore.errors import CorruptionError, WalClosedError
@@ -187,6 +188,7 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
         """
         await self._root.put_inline()
 
+    @renamed(prefetch="prefetch_bytes")
     def reader(
         self,
         start: Start | str | int | datetime = Start.EARLIEST,
@@ -194,13 +196,13 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
         stop: int | None = None,
         stream: str | None = None,
         follow: bool | None = None,
-        prefetch: int = PREFETCH_BYTES,
+        prefetch_bytes: int = PREFETCH_BYTES,
         verify: bool = False,
     ) -> Reader:
         """Return a reader; options as :meth:`walstore.Wal.reader`. It ends at :attr:`limit`.
 
-        The next fragments are fetched and decoded while one is read: as many as fit into ``prefetch``
-        bytes of memory (estimated), and at most 16. 0 fetches each fragment on demand. With ``verify``
+        The next fragments are fetched and decoded while one is read: as many as fit into ``prefetch_bytes``
+        of memory (estimated), and at most 16. 0 fetches each fragment on demand. With ``verify``
         every record is hashed and the sum compared with the manifest's, at about the speed of SHA3-256;
         otherwise page checksums, lengths and offsets are checked. With ``stream``, fragments whose footer
         rules out the stream are not fetched.
@@ -208,7 +210,7 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
         ``follow=True`` makes it a reader as of :meth:`follow`, for programs that choose at run time.
         """
         return self._read(
-            start, stop, stream, follow=bool(follow), prefetch=prefetch, verify=verify
+            start, stop, stream, follow=bool(follow), prefetch_bytes=prefetch_bytes, verify=verify
         )
 
     def follow(
@@ -217,7 +219,7 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
         *,
         stop: int | None = None,
         stream: str | None = None,
-        prefetch: int = PREFETCH_BYTES,
+        prefetch_bytes: int = PREFETCH_BYTES,
         verify: bool = False,
     ) -> Reader:
         """Return a reader that waits for new records at the end; options as :meth:`reader`.
@@ -225,7 +227,9 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
         It reads the manifest again, first after 0.1 s, then less and less often, down to every 2 s, while
         nothing new appears. Readers that wait at the same time share the result. Of a sealed log it ends.
         """
-        return self._read(start, stop, stream, follow=True, prefetch=prefetch, verify=verify)
+        return self._read(
+            start, stop, stream, follow=True, prefetch_bytes=prefetch_bytes, verify=verify
+        )
 
     def _read(
         self,
@@ -234,12 +238,12 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
         stream: str | None,
         *,
         follow: bool,
-        prefetch: int = PREFETCH_BYTES,
+        prefetch_bytes: int = PREFETCH_BYTES,
         verify: bool = False,
     ) -> Reader:
-        if prefetch < 0:
-            raise ValueError(f"prefetch must not be negative, not {prefetch}")
-        ahead = ReadAhead(self._fragments, max_bytes=prefetch, stream=stream, verify=verify)
+        if prefetch_bytes < 0:
+            raise ValueError(f"prefetch_bytes must not be negative, not {prefetch_bytes}")
+        ahead = ReadAhead(self._fragments, max_bytes=prefetch_bytes, stream=stream, verify=verify)
         source = CloudSource(self, self._fragments, ahead)
         return Reader(
             source, start=start, stop=stop, stream=stream, follow=follow, guard=self._read_guard
@@ -271,6 +275,7 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
         }
         return {**older, **listed}
 
+    @renamed(max_wait="max_wait_seconds")
     async def scan(
         self,
         start: int,
@@ -278,7 +283,7 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
         max_fragments: int | None = None,
         max_bytes: int | None = None,
         max_records: int | None = None,
-        max_wait: float | None = None,
+        max_wait_seconds: float | None = None,
     ) -> AsyncGenerator[Fragment, None]:
         """Yield the entries of the fragments, from the one that contains ``start``, within limits.
 
@@ -286,18 +291,18 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
         the last more than ``max_records`` asks for. There is always one, whatever its size, unless
         ``start`` is the tail. ``max_bytes`` counts objects. See :meth:`read_fragment`.
 
-        ``max_wait`` bounds the scan in seconds from its first step, including the caller's own time: it
+        ``max_wait_seconds`` bounds the scan from its first step, including the caller's own time: it
         then ends as at any other limit, and cancels the request in progress. What arrived in time was
         yielded; that may be nothing. Continue at the ``limit`` of the last one, or at ``start``.
         The first one is yielded however short the time, if it needs no request.
 
         Raises OffsetTrimmedError if ``start`` was removed from the log, OffsetNotWrittenError if it is
-        beyond the tail, InvalidSettingsError for a limit below 1, or a negative ``max_wait``.
+        beyond the tail, InvalidSettingsError for a limit below 1, or a negative ``max_wait_seconds``.
         """
         self.check_open()
         check_limits(max_fragments=max_fragments, max_bytes=max_bytes, max_records=max_records)
-        if max_wait is not None:
-            max_wait = check_max_wait(max_wait)
+        if max_wait_seconds is not None:
+            max_wait_seconds = check_max_wait(max_wait_seconds)
         manifest = self.manifest
         manifest.offsets.check_position(start)
         fragments = self._fragments.tree.fragments(manifest, start)
@@ -307,7 +312,7 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
             "max_records": max_records,
         }
         found = within_limits(fragments, start, **limits)
-        timed = found if max_wait is None else in_time(found, max_wait, self._clock)
+        timed = found if max_wait_seconds is None else in_time(found, max_wait_seconds, self._clock)
         async with aclosing(fragments), aclosing(found), aclosing(timed) as scanned:
             async for fragment in scanned:
                 yield fragment

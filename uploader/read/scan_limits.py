@@ -64,9 +64,9 @@ async def _next_of(fragments: AsyncGenerator[Fragment, None]) -> Fragment | None
 
 def check_max_wait(seconds: float) -> float:
     """Return the longest wait; TypeError, InvalidSettingsError if it is negative or not finite."""
-    checked = as_seconds(seconds, "max_wait")
+    checked = as_seconds(seconds, "max_wait_seconds")
     if checked < 0:
-        raise InvalidSettingsError(f"max_wait must not be negative, not {seconds!r}")
+        raise InvalidSettingsError(f"max_wait_seconds must not be negative, not {seconds!r}")
     return checked
 
 

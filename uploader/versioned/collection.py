@@ -50,6 +50,7 @@ from uploader.versioned.scan import CollectionScan
 from uploader.versioned.schema import MAX_TIME, CollectionSchema, Kind
 from uploader.versioned.version import MergedBatch
 from walstore.core.ports import Clock
+from walstore.core.runtime.old_names import renamed
 from walstore.core.runtime.resource import Opening
 from walstore.errors import (
     CollectionNotFoundError,
@@ -207,13 +208,14 @@ class Collection:
         )
         return CollectionReader(self._session, registration)
 
+    @renamed(max_wait="max_wait_seconds")
     async def planned_scan(
         self,
         *,
         hold_seconds: float,
         as_of: int | None = None,
         after: int | None = None,
-        max_wait: float | None = None,
+        max_wait_seconds: float | None = None,
     ) -> CollectionScan:
         """Return the objects that :meth:`CollectionReader.scan` yields, for other processes to read.
 
@@ -225,7 +227,7 @@ class Collection:
             hold_seconds: 1 second to 100 years.
             as_of: As of :meth:`CollectionReader.scan`; waits until all updates up to it are published.
             after: As there.
-            max_wait: As there.
+            max_wait_seconds: As there.
 
         Raises:
             SinceViolationError: Times after ``as_of``, or ``after``, were compacted with it.
@@ -237,7 +239,10 @@ class Collection:
         seconds = check_lease(hold_seconds)
         held = await Registration.share(self._session, hold_seconds=seconds, as_of=first)
         reader = CollectionReader(self._session, held)
-        async with reader, reader.scan(as_of=as_of, after=after, max_wait=max_wait) as scan:
+        async with (
+            reader,
+            reader.scan(as_of=as_of, after=after, max_wait_seconds=max_wait_seconds) as scan,
+        ):
             return scan
 
     async def evolve(self, columns: pa.Schema) -> CollectionSchema:

@@ -27,6 +27,7 @@ from uploader.versioned.pending_batch import PendingPart, check_schema
 from uploader.versioned.registration import Registration, check_lease
 from uploader.versioned.scan import CollectionScan, plan_scan
 from uploader.versioned.schema import MAX_TIME, CollectionSchema
+from walstore.core.runtime.old_names import renamed
 from walstore.core.validation.arguments import as_int, as_seconds, as_text
 from walstore.errors import (
     InvalidSettingsError,
@@ -77,8 +78,9 @@ class CollectionReader:
         parts = cover(await self._session.pending.survey(head), head.upper)
         return parts[-1].limit if parts else head.upper
 
+    @renamed(max_wait="max_wait_seconds")
     async def snapshot(
-        self, *, as_of: int | None = None, max_wait: float | None = None
+        self, *, as_of: int | None = None, max_wait_seconds: float | None = None
     ) -> pa.Table:
         """Return the content of the collection at time ``as_of``: the effect of all updates up to then.
 
@@ -87,23 +89,26 @@ class CollectionReader:
 
         Args:
             as_of: At least :attr:`frontier`. Default: the latest time that is readable now.
-            max_wait: Longest wait in seconds until all updates up to ``as_of`` are published; TimeoutError
+            max_wait_seconds: Longest wait until all updates up to ``as_of`` are published; TimeoutError
                 when it has passed. Default: no limit.
 
         Raises:
             SinceViolationError: Times after ``as_of`` were compacted with it.
         """
         at = None if as_of is None else check_time(as_of, "as_of")
-        waiting = None if max_wait is None else as_seconds(max_wait, "max_wait")
+        waiting = (
+            None if max_wait_seconds is None else as_seconds(max_wait_seconds, "max_wait_seconds")
+        )
         async with asyncio.timeout(waiting):
             return (await self._registration.reread(lambda: self._snapshot(at)))[0]
 
+    @renamed(max_wait="max_wait_seconds")
     async def export_iceberg(
         self,
         target: IcebergTarget | str,
         *,
         as_of: int | None = None,
-        max_wait: float | None = None,
+        max_wait_seconds: float | None = None,
     ) -> Exported:
         """Make the content at time ``as_of`` the only content of an Iceberg table, in one commit.
 
@@ -120,7 +125,7 @@ class CollectionReader:
             target: The table, or text that names it: ``iceberg:[catalog/]namespace.table``. It is created,
                 also its namespace, if it is not there.
             as_of: As for :meth:`snapshot`.
-            max_wait: As for :meth:`snapshot`; does not count the export.
+            max_wait_seconds: As for :meth:`snapshot`; does not count the export.
 
         Raises:
             SinceViolationError: Times after ``as_of`` were compacted with it.
@@ -135,7 +140,9 @@ class CollectionReader:
         """
         chosen = as_target(target)
         at = None if as_of is None else check_time(as_of, "as_of")
-        waiting = None if max_wait is None else as_seconds(max_wait, "max_wait")
+        waiting = (
+            None if max_wait_seconds is None else as_seconds(max_wait_seconds, "max_wait_seconds")
+        )
 
         async def read() -> ExportedContent:
             async with asyncio.timeout(waiting):
@@ -190,13 +197,14 @@ class CollectionReader:
         """
         return self._follow(check_after(after) + 1, poll_seconds)
 
+    @renamed(max_wait="max_wait_seconds")
     @asynccontextmanager
     async def scan(
         self,
         *,
         as_of: int | None = None,
         after: int | None = None,
-        max_wait: float | None = None,
+        max_wait_seconds: float | None = None,
     ) -> AsyncIterator[CollectionScan]:
         """Yield the objects that a program with its own Parquet reader needs, as Spark has.
 
@@ -207,7 +215,7 @@ class CollectionReader:
         Args:
             as_of: As of :meth:`snapshot`.
             after: Only updates at later times; at least :attr:`frontier`, or -1.
-            max_wait: As of :meth:`snapshot`.
+            max_wait_seconds: As of :meth:`snapshot`.
 
         Raises:
             SinceViolationError: Times after ``as_of``, or ``after``, were compacted with it.
@@ -215,7 +223,9 @@ class CollectionReader:
         at = None if as_of is None else check_time(as_of, "as_of")
         if after is not None and max(check_after(after), 0) < self._registration.frontier:
             raise self._registration.not_held(after)
-        async with asyncio.timeout(None if max_wait is None else as_seconds(max_wait, "max_wait")):
+        async with asyncio.timeout(
+            None if max_wait_seconds is None else as_seconds(max_wait_seconds, "max_wait_seconds")
+        ):
             head, parts, found = await self._registration.reread(lambda: self._locate_newest(at))
         with self._registration.reading(head.version.n):
             yield plan_scan(head, parts, url=self._session.store.url, as_of=found, after=after)

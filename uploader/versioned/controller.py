@@ -44,6 +44,7 @@ from uploader.versioned.sweep import Purged, SweepPlan, check_purge, plan_sweep,
 from uploader.versioned.version import MergedBatch
 from walstore.core.files.locks import this_process
 from walstore.core.ports import Clock
+from walstore.core.runtime.old_names import renamed
 from walstore.core.runtime.resource import Opening
 from walstore.core.validation.arguments import as_text
 from walstore.core.validation.fields import check_fields, described, seconds, whole
@@ -183,7 +184,8 @@ class Controller:
 
         return Opening(open_it)
 
-    async def plan(self, *, is_full: bool = False) -> CompactionPlan | None:
+    @renamed(is_full="full")
+    async def plan(self, *, full: bool = False) -> CompactionPlan | None:
         """Return what :meth:`compact` would do first, None if nothing. Changes nothing.
 
         IndefiniteError if two writers are known to have published different updates for the same times.
@@ -191,12 +193,11 @@ class Controller:
         async with self._turn:
             head = await self._newest()
             pending = await self._pending(head)
-            return plan_compaction(
-                head, pending, is_full=is_full, most_rows=self.settings.most_rows
-            )
+            return plan_compaction(head, pending, is_full=full, most_rows=self.settings.most_rows)
 
+    @renamed(is_full="full")
     async def compact(
-        self, *, engine: Literal["local"] | MergeEngine = "local", is_full: bool = False
+        self, *, engine: Literal["local"] | MergeEngine = "local", full: bool = False
     ) -> Compacted:
         """Add what is pending now to the merged area, and merge batches, until nothing is left to do.
 
@@ -204,7 +205,7 @@ class Controller:
             engine: ``local``: in this process, on a thread, ``most_rows`` updates at a time. A
                 :class:`~uploader.versioned.merging.MergeEngine`, as ``walstore.spark.merge_engine`` returns,
                 gets the passes with more updates than that or more than 1 GiB; a pass has no limit then.
-            is_full: Whether all batches become one, so that whatever was removed or overwritten before
+            full: Whether all batches become one, so that whatever was removed or overwritten before
                 ``since`` is gone from the newest version.
 
         Raises:
@@ -231,7 +232,7 @@ class Controller:
                 plan = plan_compaction(
                     head,
                     pending,
-                    is_full=is_full,
+                    is_full=full,
                     most_rows=most_rows,
                     limit=limit,
                 )

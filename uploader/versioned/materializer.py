@@ -22,6 +22,7 @@ from walstore.core.batches.batch import Batch
 from walstore.core.faces.readable_log import ReadableLog
 from walstore.core.offset_range import OffsetRange
 from walstore.core.read.reader import Reader
+from walstore.core.runtime.old_names import renamed
 from walstore.core.validation.fields import check_fields, described, seconds, size, whole
 from walstore.errors import InvalidSettingsError, OutcomeUnknownError, UpperMismatchError
 
@@ -111,8 +112,9 @@ class Materializer:
         self._lower, self._reader = await self._open()
         return self._reader.position
 
-    async def step(self, *, max_wait: float | None = None) -> Materialized:
-        """Append the next batch, and return what it was; empty if no record came for ``max_wait`` seconds.
+    @renamed(max_wait="max_wait_seconds")
+    async def step(self, *, max_wait_seconds: float | None = None) -> Materialized:
+        """Append the next batch, and return what it was; empty if no record came for ``max_wait_seconds``.
 
         Default: as the settings say. Empty, too, when another materializer of this log appended the batch,
         and at once when the log is sealed and has no further record. Cancellation, and any error, loses
@@ -124,7 +126,9 @@ class Materializer:
             OffsetNotWrittenError: The log ends before the collection does: it is another log.
             OutcomeUnknownError: The store did not say whether the batch was appended; call again.
         """
-        return await self._step(self._settings.wait_seconds if max_wait is None else max_wait)
+        return await self._step(
+            self._settings.wait_seconds if max_wait_seconds is None else max_wait_seconds
+        )
 
     async def run(self) -> None:
         """Step until the log ends: when it is sealed, and else never. Errors as of :meth:`step`.
@@ -138,20 +142,20 @@ class Materializer:
         await self._log.refresh()
         return await self._run(0.0)
 
-    async def _run(self, max_wait: float | None) -> int:
+    async def _run(self, max_wait_seconds: float | None) -> int:
         total = 0
         while True:
-            done = await self._step(max_wait)
+            done = await self._step(max_wait_seconds)
             total += done.records
             # Without a reader, another materializer was faster, and there may be more.
             if done.upper == done.lower and self._reader is not None:
                 return total
 
-    async def _step(self, max_wait: float | None) -> Materialized:
-        """Do a step; with ``max_wait`` None it waits as long as records may come."""
+    async def _step(self, max_wait_seconds: float | None) -> Materialized:
+        """Do a step; with ``max_wait_seconds`` None it waits as long as records may come."""
         await self._commit_due()
         if self._batch is None:
-            self._batch = await self._read(max_wait)
+            self._batch = await self._read(max_wait_seconds)
         lower, upper, records, table = self._batch
         if not records:
             self._batch = None
@@ -179,13 +183,15 @@ class Materializer:
             await self._commit(self._due)
         self._due = None
 
-    async def _read(self, max_wait: float | None) -> _PendingAppend:
+    async def _read(self, max_wait_seconds: float | None) -> _PendingAppend:
         settings = self._settings
         if self._reader is None:
             self._lower, self._reader = await self._open()
         position = self._reader.position
         batch = await self._reader.fetch(
-            max_records=settings.batch_records, max_bytes=settings.batch_bytes, max_wait=max_wait
+            max_records=settings.batch_records,
+            max_bytes=settings.batch_bytes,
+            max_wait_seconds=max_wait_seconds,
         )
         if not len(batch):
             return _PendingAppend(self._lower, self._lower, 0, None)

@@ -53,7 +53,6 @@ from walstore.cli.errors import (
     is_expected,
     unwrap,
 )
-from walstore.cli.location import is_url
 from walstore.cli.options import AsJson
 from walstore.cli.output import (
     complain,
@@ -64,6 +63,7 @@ from walstore.cli.output import (
 )
 from walstore.cli.report import Report
 from walstore.cli.running import run_async
+from walstore.location import is_url
 
 PROGRAM: Final = "walstore"
 _INTERRUPTED: Final = 130

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 from walstore.cli.appending import append_to_directory, append_to_server, append_to_store
 from walstore.cli.errors import UsageError
 from walstore.cli.input import MOST_RECORD_BYTES, LengthPrefixed, Lines, Splitter, require_stdin
-from walstore.cli.location import is_address, is_url, to_directory, to_url
+from walstore.cli.location import to_directory, to_url
 from walstore.cli.options import (
     Alpha,
     AnyLocation,
@@ -22,6 +22,7 @@ from walstore.cli.report import Report
 from walstore.cli.row import JsonParser, LineParser, Parser, plain_rows
 from walstore.core.batches.conditions import MAX_NAME_CHARS
 from walstore.core.settings import MIB
+from walstore.location import is_address, is_url
 
 APPEND_EXAMPLES = """\
   printf 'one\\ntwo\\n' | walstore append data/orders

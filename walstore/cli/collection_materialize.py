@@ -14,11 +14,12 @@ from walstore import ReadonlyWal
 from walstore.cli.collection import KindName, make_collection, wanted_schema
 from walstore.cli.errors import UsageError
 from walstore.cli.landing import report_landing, showing
-from walstore.cli.location import is_url, open_collection, to_directory, to_url
+from walstore.cli.location import open_collection, to_directory, to_url
 from walstore.cli.options import AsJson, ColumnTypes, KeyColumns, LikeFile, argument, option
 from walstore.cli.report import Report
 from walstore.cli.running import run_async, stop_on_signal, until_stopped
 from walstore.core.runtime.clock import SystemClock
+from walstore.location import is_url
 from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
 
 if TYPE_CHECKING:

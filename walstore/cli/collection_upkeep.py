@@ -81,7 +81,7 @@ def _merging(*, is_spark: bool) -> Iterator[Literal["local"] | MergeEngine]:
 
 async def _plan_compaction(url: str, *, is_full: bool, is_spark: bool) -> dict[str, Any]:
     async with _watch(url, is_unlimited=is_spark) as (location, controller):
-        plan = await controller.plan(is_full=is_full)
+        plan = await controller.plan(full=is_full)
         return {
             "location": location,
             "applied": False,
@@ -118,7 +118,7 @@ async def _compact(
     url: str, engine: Literal["local"] | MergeEngine, *, is_full: bool, take_over: bool
 ) -> dict[str, Any]:
     async with _control(url, take_over=take_over) as (location, controller):
-        done: Compacted = await controller.compact(engine=engine, is_full=is_full)
+        done: Compacted = await controller.compact(engine=engine, full=is_full)
         figures = {name: getattr(done, name) for name in _DONE}
         return {"location": location, "applied": True, "plan": None, **figures}
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from walstore import GroupInfo, Wal
 from walstore.cli.errors import UsageError
-from walstore.cli.location import connect_to, is_address, is_url, to_directory
+from walstore.cli.location import connect_to, to_directory
 from walstore.cli.options import Confirm, argument, option
 from walstore.cli.output import complain, format_count
 from walstore.cli.report import Listing, Report
@@ -17,6 +17,7 @@ from walstore.core.files.directory import PROMISE_NAME
 from walstore.core.files.log_files import LogSnapshot
 from walstore.core.runtime.clock import SystemClock
 from walstore.errors import LogNotFoundError
+from walstore.location import is_address, is_url
 from walstore.positions.cursors.kept import list_all_cursors
 from walstore.positions.groups.group_mixin import list_groups
 from walstore.positions.groups.journal import look_at_journals

@@ -5,23 +5,16 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit, urlunsplit
 
-from walstore import (
-    Batch,
-    ReadableLog,
-    ReadonlyWal,
-    RemoteReadonlyWal,
-    RemoteWal,
-    connect,
-    connect_readonly,
-)
+import walstore
+from walstore import Batch, ReadableLog, RemoteWal, connect
 from walstore.cli.errors import UsageError
 from walstore.core.offset_range import OffsetRange
 from walstore.errors import (
@@ -30,6 +23,7 @@ from walstore.errors import (
     InvalidSettingsError,
     LogNotFoundError,
 )
+from walstore.location import is_address, is_url
 from walstore.net.wire.address import parse_address
 from walstore.records import to_timestamp_us
 
@@ -37,13 +31,7 @@ if TYPE_CHECKING:
     from uploader import Collection
 
 _SCHEMES = ("s3", "s3a", "file", "memory")
-_SERVED: Final = re.compile(r"(unix|tcp|tls)://")
 TOKEN_VARIABLE: Final = "WALSTORE_TOKEN"  # noqa: S105 - its name
-
-
-def is_url(location: str) -> bool:
-    """Return whether a location is a store URL rather than a directory."""
-    return "://" in location
 
 
 def is_store(location: str) -> bool:
@@ -56,18 +44,24 @@ def is_store(location: str) -> bool:
     return is_url(location)
 
 
-def is_address(location: str) -> bool:
-    """Return whether a location is the address of a server."""
-    return _SERVED.match(location) is not None
-
-
 async def connect_to(location: str, *, create: bool = False) -> RemoteWal:
     """Connect to a served log, with the token of the environment; UsageError if it has to be named.
 
     LogNotFoundError if it is not there, unless ``create``.
     """
+    with _explained(location):
+        return await connect(location, create=create, token=_token())
+
+
+def _token() -> str | None:
+    return os.environ.get(TOKEN_VARIABLE) or None
+
+
+@contextmanager
+def _explained(location: str) -> Iterator[None]:
+    """Let errors of connecting to a location say what to do about them on the command line."""
     try:
-        return await connect(location, create=create, token=os.environ.get(TOKEN_VARIABLE) or None)
+        yield
     except AccessDeniedError as error:
         if "refused the token" not in str(error):
             raise
@@ -75,23 +69,14 @@ async def connect_to(location: str, *, create: bool = False) -> RemoteWal:
             f"the server at {location} refused the token; put its token into {TOKEN_VARIABLE}"
         ) from error
     except InvalidSettingsError as error:
+        if "log=NAME" not in str(error) or not is_address(location):
+            raise
         address = parse_address(location)
-        if "log=NAME" not in str(error) or address.log is not None:
+        if address.log is not None:
             raise
         raise UsageError(
             f"the server at {address} has many logs; name one: {address}?log=NAME"
         ) from None
-
-
-async def _connect_to_read(location: str) -> RemoteWal | RemoteReadonlyWal:
-    """Connect to a served log, also to one that is only read there."""
-    try:
-        return await connect_to(location)
-    except AccessDeniedError as error:
-        try:
-            return await connect_readonly(location, token=os.environ.get(TOKEN_VARIABLE) or None)
-        except AccessDeniedError:
-            raise error from None
 
 
 def to_directory(location: str, verb: str) -> Path:
@@ -182,17 +167,12 @@ class OpenedLog:
 @asynccontextmanager
 async def open_location(location: str) -> AsyncIterator[OpenedLog]:
     """Open the log at a directory, an address or a store URL for reading; raises the typed errors of each."""
-    if is_address(location):
-        async with await _connect_to_read(location) as remote:
-            yield OpenedLog(remote)
-    elif is_url(location):
-        from uploader import CloudLog
-
-        async with CloudLog.open(location) as log:
-            yield OpenedLog(log)
-    else:
-        async with ReadonlyWal.open(to_directory(location, "this")) as readonly:
-            yield OpenedLog(readonly)
+    if not is_url(location):
+        to_directory(location, "this")
+    async with AsyncExitStack() as stack:
+        with _explained(location):
+            log = await stack.enter_async_context(walstore.open(location, token=_token()))
+        yield OpenedLog(log)
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from walstore import CursorInfo
 from walstore.cli.cluster_scrub import scrub_notes
 from walstore.cli.errors import explain
 from walstore.cli.holder import find_holder
-from walstore.cli.location import connect_to, is_address, is_url, to_directory
+from walstore.cli.location import connect_to, to_directory
 from walstore.core.files.locks import STORE_NAME
 from walstore.core.files.log_files import LogSnapshot
 from walstore.core.files.posix import PosixFileSystem
@@ -23,6 +23,7 @@ from walstore.core.format import segment
 from walstore.core.runtime.clock import SystemClock
 from walstore.core.runtime.statistics import CopyStatistics, GroupStatistics
 from walstore.errors import StorageUnavailableError, WalError
+from walstore.location import is_address, is_url
 from walstore.positions.cursors.kept import list_all_cursors
 from walstore.store.directory import directory_of, list_logs
 

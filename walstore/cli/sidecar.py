@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 from walstore.cli.collection_materialize import EnvelopeName, land
 from walstore.cli.errors import UsageError
 from walstore.cli.landing import Several, report_landing, showing
-from walstore.cli.location import is_url, to_directory, to_url
+from walstore.cli.location import to_directory, to_url
 from walstore.cli.options import AsJson, argument, option
 from walstore.cli.output import complain
 from walstore.cli.report import Report
 from walstore.cli.running import STOP_SIGNALS, run_async
 from walstore.core.runtime.clock import SystemClock
+from walstore.location import is_url
 from walstore.spark.sidecar.settings import (
     DEFAULT_MAX_RECORDS,
     DEFAULT_TRIGGER_SECONDS,

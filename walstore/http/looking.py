@@ -129,7 +129,7 @@ class Looking:
         async with wal.reader(start, stream=stream, follow=False) as reader:
             while len(found) < count and scanned < _MOST_SCANNED:
                 batch = await reader.fetch(
-                    max_records=500 if key else count - len(found), max_wait=0
+                    max_records=500 if key else count - len(found), max_wait_seconds=0
                 )
                 if not len(batch):
                     position = max(position, wal.visible_limit)

@@ -103,7 +103,9 @@ class Fetching:
     async def _read(
         self, log: object | None, reader: Reader, most_records: int, most_bytes: int
     ) -> Batch:
-        batch = await reader.fetch(max_records=most_records, max_bytes=most_bytes, max_wait=0)
+        batch = await reader.fetch(
+            max_records=most_records, max_bytes=most_bytes, max_wait_seconds=0
+        )
         reader.seek(batch.limit)  # what was read beyond that is not kept
         last = batch.parts[-1] if isinstance(batch, ConcatBatch) else batch
         if log is not None and last.nbytes > max(most_bytes, _LARGE_BYTES):

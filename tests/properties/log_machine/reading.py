@@ -43,7 +43,9 @@ class Readers(Running):
         reading = self.readings[pick % len(self.readings)]
         visible = self.wal.visible_limit
         try:
-            batch = self.run(reading.reader.fetch(max_records=most, max_bytes=size, max_wait=0))
+            batch = self.run(
+                reading.reader.fetch(max_records=most, max_bytes=size, max_wait_seconds=0)
+            )
         except OffsetTrimmedError:
             assert reading.position < self.head
             reading.reader.seek(self.head)

@@ -45,7 +45,7 @@ async def fork_it(scene: Scene) -> None:
             made = await fork(
                 ledger.name,
                 target,
-                parallel=random.choice([1, 4]),
+                concurrency=random.choice([1, 4]),
                 source_store=scene.store(),
                 target_store=scene.store(target),
                 retry=scene.retry(),

@@ -39,7 +39,9 @@ async def read_whole(scene: Scene, log: CloudLog, *, dawdles: float = 0.0) -> bo
     found: dict[int, bytes] = {}
     try:
         prefetch = scene.random.choice([0, 0, 1 << 20])
-        async with log.reader(verify=scene.random.random() < 0.5, prefetch=prefetch) as reader:
+        async with log.reader(
+            verify=scene.random.random() < 0.5, prefetch_bytes=prefetch
+        ) as reader:
             async for record in reader:
                 found[record.offset] = record.value
                 if scene.random.random() < dawdles:

@@ -384,7 +384,7 @@ async def control(program: Program, _: int) -> None:
             async with opening as controller:
                 for _ in range(random.randint(1, 4)):
                     if random.random() < 0.6:
-                        done = await controller.compact(is_full=random.random() < 0.2)
+                        done = await controller.compact(full=random.random() < 0.2)
                         program.trace(f"compacted {done}")
                         program.count("compactions")
                     else:
@@ -417,7 +417,7 @@ async def settle(program: Program) -> None:
             _check_layers(history)
             await asyncio.sleep(4000)
             await reader.downgrade_since(max(limit - 1, 0))
-            await controller.compact(is_full=True)
+            await controller.compact(full=True)
             await asyncio.sleep(4000)
             await controller.gc()
             _check_swept(history)

@@ -269,7 +269,9 @@ class GroupProgram:
     async def finish(self) -> None:
         """Handle what is left, over a network without faults."""
         async with self._open() as log, self._group(log) as group:
-            while jobs := await group.fetch(100, max_wait=3 * self.plan.ack_wait_seconds + 10):
+            while jobs := await group.fetch(
+                100, max_wait_seconds=3 * self.plan.ack_wait_seconds + 10
+            ):
                 for job in jobs:
                     self._note(job, group)
                     self.truth.asked.add(job.offset)
@@ -297,7 +299,7 @@ class GroupProgram:
             ack_wait_seconds=self.plan.ack_wait_seconds,
             max_deliver=self.plan.max_deliver,
             max_ack_pending=self.plan.max_ack_pending,
-            is_ordered=self.plan.is_ordered,
+            ordered=self.plan.is_ordered,
             letters=self._letters(),
         )
 
@@ -319,9 +321,9 @@ class GroupProgram:
     async def _step(self, group: Group) -> None:
         random = self.random
         most = random.choice([1, 1, 3, 20])
-        max_wait = random.choice([0.0, 0.5, 5.0, 30.0])
+        max_wait_seconds = random.choice([0.0, 0.5, 5.0, 30.0])
         try:
-            jobs = await self._call(group.fetch(most, max_wait))
+            jobs = await self._call(group.fetch(most, max_wait_seconds))
         except _TROUBLES:
             return
         for job in jobs or ():
@@ -356,7 +358,7 @@ class GroupProgram:
                 await self._call(job.nak())
             case "late":
                 self.truth.given_back.add((job.offset, job.deliveries))
-                await self._call(job.nak(delay=random.uniform(0, 10)))
+                await self._call(job.nak(delay_seconds=random.uniform(0, 10)))
             case "more":
                 await self._call(job.in_progress())
 

@@ -228,7 +228,7 @@ class PrimaryProgram:
         try:
             async with wal.follow() as reader:
                 while True:
-                    batch = await reader.fetch(max_wait=3.0)
+                    batch = await reader.fetch(max_wait_seconds=3.0)
                     if not len(batch):
                         return
                     for record in batch.records():

@@ -130,7 +130,7 @@ async def test_neither_collection_nor_deletion_touches_the_files(lake: Lakehouse
             await reader.export_iceberg(lake.target())
             await collection.writer().append(C, lower=1, upper=9)
             await reader.downgrade_since(8)
-            await keeper.compact(is_full=True)
+            await keeper.compact(full=True)
             with pytest.raises(SinceViolationError):
                 await reader.export_iceberg(lake.target("shop.other"), as_of=3)
         await site.clock.advance(2 * HOUR)

@@ -37,7 +37,7 @@ async def test_members_share_the_records_of_all_logs(store) -> None:
 
     async def work() -> None:
         async with opened(store) as log, log.group("g") as group:
-            while jobs := await group.fetch(3, max_wait=0.5):
+            while jobs := await group.fetch(3, max_wait_seconds=0.5):
                 seen.update((job.partition, job.offset) for job in jobs)
                 await group.ack(jobs)
 
@@ -60,18 +60,18 @@ async def test_a_log_that_is_written_to_later_joins(store) -> None:
         assert {at: one.unsettled for at, one in found.items()} == {0: 0, 1: 0, 2: 0}
         assert await log.delete_group("g")
         with pytest.raises(WalClosedError, match="deleted"):
-            await group.fetch(max_wait=0)
+            await group.fetch(max_wait_seconds=0)
 
 
 async def test_what_a_member_leaves_behind_comes_again(store) -> None:
     """It has begun the first job of each log."""
     async with opened(store) as log:
-        async with log.group("g", is_ordered=True) as group:
+        async with log.group("g", ordered=True) as group:
             jobs = [*await group.fetch(20), *await group.fetch(20)]
             assert {job.partition for job in jobs} == {0, 2}
         with pytest.raises(WalClosedError, match="not in its group"):
             await group.fetch()
-        async with log.group("g", is_ordered=True) as group:
+        async with log.group("g", ordered=True) as group:
             again = [*await group.fetch(20), *await group.fetch(20)]
             assert {job.partition for job in again if job.deliveries == 2} == {0, 2}
             assert [job.deliveries for job in again].count(1) == len(again) - 2

@@ -211,7 +211,7 @@ async def test_below_the_head(store) -> None:
 
 async def test_collected_under_a_reader(log, store) -> None:
     """Its position was there when the manifest was read; it never starts later silently."""
-    reader = log.reader(prefetch=0)
+    reader = log.reader(prefetch_bytes=0)
     assert (await anext(reader)).offset == 1
     await collect(store, 2)
     for _ in range(9):
@@ -355,7 +355,7 @@ async def _tick(clock: ManualClock) -> None:
 
 async def test_waiting_ends_in_time(log, store, clock) -> None:
     reader = log.follow("latest")
-    batch = await reader.fetch(max_wait=0.01)
+    batch = await reader.fetch(max_wait_seconds=0.01)
     assert (len(batch), batch.start) == (0, 31)
     assert store.requests == 1
 

@@ -221,7 +221,7 @@ async def test_it_ends_in_time(clock: ManualClock, caller_seconds) -> None:
     async with cloud_log(store, clock) as log:
 
         async def scanning() -> None:
-            async for fragment in log.scan(1, max_wait=5.0):
+            async for fragment in log.scan(1, max_wait_seconds=5.0):
                 found.append(fragment.seq_no)
                 clock.advance(caller_seconds)
 
@@ -247,7 +247,7 @@ async def test_a_scan_that_is_continued_comes_to_the_end(clock: ManualClock) -> 
     position, found = 1, []
     async with cloud_log(store, clock) as log:
         while position < log.tail:
-            async for fragment in log.scan(position, max_wait=1.0):
+            async for fragment in log.scan(position, max_wait_seconds=1.0):
                 found.append(fragment.seq_no)
                 position = fragment.limit
                 clock.advance(1.0)
@@ -258,9 +258,9 @@ async def test_no_time_at_all() -> None:
     """The first one needs none if the manifest has it; nobody waits for a snapshot."""
     store = await log_of(*entries(*range(1, 8)), snapshots=1)
     store.on("get", hang(asyncio.Event()), key_prefix="snapshot/")
-    assert await scan(store, 1, max_wait=0) == []
-    assert await scan(store, 3, max_wait=0) == [3]
-    assert await scan(store, 7, max_wait=0) == []
+    assert await scan(store, 1, max_wait_seconds=0) == []
+    assert await scan(store, 3, max_wait_seconds=0) == [3]
+    assert await scan(store, 7, max_wait_seconds=0) == []
 
 
 async def test_errors_within_the_time_are_raised(clock: ManualClock) -> None:
@@ -268,18 +268,18 @@ async def test_errors_within_the_time_are_raised(clock: ManualClock) -> None:
     store.on("get", fail(timeout()), key_prefix="snapshot/")
     async with cloud_log(store, clock) as log:
         with pytest.raises(StorageUnavailableError):
-            [fragment async for fragment in log.scan(1, max_wait=1.0)]
+            [fragment async for fragment in log.scan(1, max_wait_seconds=1.0)]
     assert clock.sleepers == 0
 
 
 @pytest.mark.parametrize(
-    ("max_wait", "error"),
+    ("max_wait_seconds", "error"),
     [(-1, InvalidSettingsError), (float("nan"), InvalidSettingsError), ("1", TypeError)],
 )
-async def test_a_time_that_is_none(max_wait, error) -> None:
+async def test_a_time_that_is_none(max_wait_seconds, error) -> None:
     store = await log_of(*entries(1, 2))
-    with pytest.raises(error, match="max_wait"):
-        await scan(store, 1, max_wait=max_wait)
+    with pytest.raises(error, match="max_wait_seconds"):
+        await scan(store, 1, max_wait_seconds=max_wait_seconds)
 
 
 @pytest.mark.parametrize("name", ["max_fragments", "max_bytes", "max_records"])

@@ -171,7 +171,7 @@ async def test_a_stream_everywhere_is_read_whole(store) -> None:
     async with cloud_log(store) as log:
         assert await streams(log, "a") == list(range(1, 201))
         assert await streams(log, "a", start=35, stop=77) == list(range(35, 77))
-        assert await streams(log, "a", prefetch=0, verify=True) == list(range(1, 201))
+        assert await streams(log, "a", prefetch_bytes=0, verify=True) == list(range(1, 201))
 
 
 async def test_thousands_of_streams(store) -> None:
@@ -186,11 +186,11 @@ async def test_a_footer_that_cannot_be_read_denies_nothing(store) -> None:
     await put_log(store.inner, 3, lambda _: "a", value=noise)
     store.on("get_range", fail(timeout("not_written")))
     async with cloud_log(store) as log:
-        assert await streams(log, "a", prefetch=0) == list(range(1, 31))
+        assert await streams(log, "a", prefetch_bytes=0) == list(range(1, 31))
         store.on("get_range", fail(timeout("not_written")), times=2)
         async with cloud_log(FaultyStore(store)) as other:
             with pytest.raises(StorageUnavailableError):
-                await streams(other, "a", prefetch=0)
+                await streams(other, "a", prefetch_bytes=0)
 
 
 async def test_collected_fragments_are_not_passed_over_in_silence(store) -> None:

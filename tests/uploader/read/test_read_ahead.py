@@ -198,14 +198,14 @@ async def test_a_reader_of_a_log(store, manifest) -> None:
             await until(lambda: fetched(store) > 5)
             assert [record.offset async for record in reader] == list(range(2, 401))
         assert fetched(store) == COUNT
-        found = [record.offset async for record in log.reader(385, prefetch=0)]
+        found = [record.offset async for record in log.reader(385, prefetch_bytes=0)]
     assert found == list(range(385, 401))
 
 
 async def test_a_negative_prefetch(store, manifest) -> None:
     async with cloud_log(store) as log:
         with pytest.raises(ValueError, match="prefetch"):
-            log.reader(prefetch=-1)
+            log.reader(prefetch_bytes=-1)
 
 
 async def test_a_reader_that_verifies(store, manifest) -> None:

@@ -51,7 +51,7 @@ async def test_the_content_as_of_each_time_is_the_same_before_and_after_compacti
                 for number, wanted in enumerate(expected):
                     for as_of in (10 * number, 10 * number + 9):
                         assert content(await reader.snapshot(as_of=as_of)) == wanted
-                await keeper.compact(is_full=True)
+                await keeper.compact(full=True)
 
 
 async def test_a_reader_registers_although_others_changed_the_head_very_often():
@@ -79,7 +79,7 @@ async def test_a_snapshot_waits_no_longer_than_it_may():
     site = Site()
     async with site.program().opened() as collection, await collection.reader() as reader:
         with pytest.raises(TimeoutError):
-            await reader.snapshot(as_of=5, max_wait=0.01)
+            await reader.snapshot(as_of=5, max_wait_seconds=0.01)
 
 
 async def test_a_new_collection_is_empty():
@@ -118,7 +118,7 @@ async def test_listening_yields_each_update_once_whatever_is_compacted_meanwhile
             async with contextlib.aclosing(reader.listen(after=0)) as steps:
                 async for table, frontier in steps:
                     seen += [(row["k"], row["_t"], row["_d"]) for row in table.to_pylist()]
-                    await keeper.compact(is_full=True)
+                    await keeper.compact(full=True)
                     await site.clock.advance(300)
                     if frontier == 6:
                         break
@@ -282,7 +282,7 @@ async def test_a_clone_holds_what_its_source_held():
         async with await collection.reader("r") as reader:
             copy = await reader.clone()
             await reader.downgrade_since(15)
-            await keeper.compact(is_full=True)
+            await keeper.compact(full=True)
             assert content(await copy.snapshot(as_of=5)) == [(1, "a", 1)]
             await copy.aclose()
             assert (await collection.status()).since == 15
@@ -371,7 +371,7 @@ async def test_a_read_that_is_overtaken_by_a_collection_begins_again():
 
         async def overtake() -> None:
             await collection.writer("other").publish(B, lower=5, upper=9)
-            await keeper.compact(is_full=True)
+            await keeper.compact(full=True)
             await site.clock.advance(2 * HOUR)
             await keeper.gc()
 

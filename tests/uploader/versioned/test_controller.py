@@ -97,9 +97,9 @@ async def test_a_full_compaction_drops_what_no_reader_can_see():
         await keeper.compact()
         async with await collection.reader() as reader:
             await reader.downgrade_since(20)
-            assert (await keeper.compact(is_full=True)).rows_written == 1
+            assert (await keeper.compact(full=True)).rows_written == 1
             assert content(await reader.snapshot(as_of=20)) == [(1, "19")]
-        assert (await keeper.compact(is_full=True)).passes == 0, "once for each since"
+        assert (await keeper.compact(full=True)).passes == 0, "once for each since"
 
 
 async def test_without_readers_nothing_is_given_up():
@@ -107,7 +107,7 @@ async def test_without_readers_nothing_is_given_up():
     await fill(site, 10)
     before = await everything(site)
     async with site.program().controller() as keeper:
-        await keeper.compact(is_full=True)
+        await keeper.compact(full=True)
         await site.clock.advance(100 * HOUR)
         await keeper.gc()
     assert await everything(site) == before
@@ -119,7 +119,7 @@ async def test_garbage_goes_an_hour_after_it_was_replaced_and_not_before():
     async with site.program().controller() as keeper:
         await keeper.compact()
         await fill(site, 5, start=5)
-        await keeper.compact(is_full=True)
+        await keeper.compact(full=True)
         nothing = await keeper.gc(dry_run=True)
         assert (nothing.pending, nothing.merged, nothing.versions) == (0, 0, 0)
         await keeper.gc()
@@ -140,7 +140,7 @@ async def test_a_reader_holds_its_version_and_is_named():
         await keeper.compact()
         async with await collection.reader("slow", lease_seconds=100 * HOUR):
             await fill(site, 5, start=5)
-            await keeper.compact(is_full=True)
+            await keeper.compact(full=True)
             site.clock.seconds += 2 * HOUR
             swept = await keeper.gc()
             assert (swept.held_by, swept.gc_floor, swept.merged) == ("slow", 1, 0)
@@ -300,7 +300,7 @@ async def test_compaction_and_collection_killed_at_every_call(fault, step: int):
             await keeper.compact()
             await fill(site, 3, start=3)
             before = await everything(site)
-            await keeper.compact(is_full=True)
+            await keeper.compact(full=True)
             await site.clock.advance(2 * HOUR)
             await fill(site, 2, start=6)
         before += (await everything(site))[6:]
@@ -314,7 +314,7 @@ async def test_compaction_and_collection_killed_at_every_call(fault, step: int):
         assert await everything(site) == before, nth
         await site.clock.advance(2 * HOUR)
         async with site.program().controller(take_over=True) as keeper:
-            await keeper.compact(is_full=True)
+            await keeper.compact(full=True)
             await site.clock.advance(2 * HOUR)
             await keeper.gc()
         assert await everything(site) == before, nth
@@ -347,7 +347,7 @@ async def test_whatever_the_store_says_of_a_commit_no_object_of_a_version_is_mis
                 program.store.on(kind, report(says, happens=happens), nth=nth)
             for _ in range(3):
                 try:
-                    await keeper.compact(is_full=True)
+                    await keeper.compact(full=True)
                     await site.clock.advance(2 * HOUR)
                     await keeper.gc()
                 except (StorageUnavailableError, OutcomeUnknownError):
@@ -407,7 +407,7 @@ async def test_a_batch_that_is_too_large_for_a_pass_stays_as_it_is():
         await keeper.compact()
         await fill(site, 20, start=20)
         for is_full in (False, True):
-            await keeper.compact(is_full=is_full)
+            await keeper.compact(full=is_full)
             head = parse_head((await site.objects.get("head")).data)
             assert [batch.rows for batch in head.version.batches] == [20, 20]
 
@@ -449,7 +449,7 @@ async def test_random_collections_agree_with_a_model():
                 now[key, value] = now.get((key, value), 0) + diff
             counts.append(now)
             if chance.random() < 0.3:
-                await keeper.compact(is_full=chance.random() < 0.3)
+                await keeper.compact(full=chance.random() < 0.3)
             if chance.random() < 0.2:
                 await reader.downgrade_since(chance.randint(reader.frontier, lower))
             if chance.random() < 0.2:
@@ -485,13 +485,13 @@ async def test_a_cancelled_compaction_leaves_the_collection_whole():
         await fill(site, 4)
         before = await everything(site)
         async with site.program().controller() as keeper:
-            work = asyncio.create_task(keeper.compact(is_full=True))
+            work = asyncio.create_task(keeper.compact(full=True))
             for _ in range(steps):
                 await asyncio.sleep(0)
             work.cancel()
             await asyncio.wait([work])
             assert await everything(site) == before
-            await keeper.compact(is_full=True)
+            await keeper.compact(full=True)
         assert await everything(site) == before
 
 
@@ -506,7 +506,7 @@ async def test_columns_that_were_added_later_are_null_in_older_rows():
         for _ in range(2):
             async with await collection.reader() as reader:
                 assert content(await reader.snapshot()) == [(1, "a", "x", 1), (1, "a", None, 1)]
-            await keeper.compact(is_full=True)
+            await keeper.compact(full=True)
         with pytest.raises(InvalidSettingsError, match="'v'"):
             await collection.evolve(SCHEMA)
 

@@ -62,11 +62,11 @@ async def test_a_reader_that_registers_during_a_compaction_reads_what_it_holds(m
         program = site.program()
         async with program.controller() as keeper:
             program.store.on(kind, call(register), nth=2)
-            await keeper.compact(is_full=True)
+            await keeper.compact(full=True)
             (new,) = readers
             assert new.frontier == 12
             assert content(await new.snapshot(as_of=12)) == [(1, "b")]
-            await keeper.compact(is_full=True)
+            await keeper.compact(full=True)
             assert content(await new.snapshot(as_of=12)) == [(1, "b")]
 
 
@@ -112,7 +112,7 @@ async def test_a_lease_that_ends_between_the_head_and_the_objects_is_no_wrong_an
         async def outlive() -> None:
             site.clock.seconds += 3 * HOUR
             await filled_again(site)
-            await keeper.compact(is_full=True)
+            await keeper.compact(full=True)
             site.clock.seconds += 3 * HOUR
             await keeper.gc()
 
@@ -221,7 +221,7 @@ async def test_a_listener_holds_what_it_reads_until_its_caller_has_it():
             table, frontier = await anext(steps)
             times += table["_t"].to_pylist()
             await reader.downgrade_since(0)  # a renewal gives up what the listener has passed
-            await keeper.compact(is_full=True)
+            await keeper.compact(full=True)
             assert (await collection.status()).since <= max(frontier - 1, 0)
             if frontier == 30:
                 break

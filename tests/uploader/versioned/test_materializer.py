@@ -118,7 +118,7 @@ async def test_two_at_once_do_not_harm_each_other(tmp_path):
         both = [Materializer(log, collection, envelope="append") for collection in (one, two)]
         for number in range(20):
             await log.append(js(k=number % 3, v="x"))
-            await both[number % 2].step(max_wait=0.0)
+            await both[number % 2].step(max_wait_seconds=0.0)
         assert sum(count for *_, count in await now(one)) == 20
 
 

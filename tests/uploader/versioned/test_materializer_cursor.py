@@ -53,7 +53,7 @@ async def test_trimming_a_local_log_never_passes_the_collection(tmp_path):
             upper = await collection.writer("log").upper()
             assert await log.trim(log.durable_limit) <= upper
             whole = Materializer(log, collection, envelope="append", commit=cursor.commit)
-            await whole.step(max_wait=0.0)
+            await whole.step(max_wait_seconds=0.0)
             # What is in the collection may go, and nothing else.
             assert await log.trim(log.durable_limit) == await whole.begin() == log.tail
         async with await collection.reader() as reader:
@@ -114,5 +114,5 @@ async def test_a_cursor_that_could_not_be_moved_is_moved_before_the_next_read():
         with pytest.raises(StorageUnavailableError):
             await materializer.catch_up()
         assert (await log.cursors.load("collection")).position == 1
-        assert (await materializer.step(max_wait=0.0)).records == 0  # nothing new, but
+        assert (await materializer.step(max_wait_seconds=0.0)).records == 0  # nothing new, but
         assert (await log.cursors.load("collection")).position == 2

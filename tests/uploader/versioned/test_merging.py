@@ -88,12 +88,12 @@ async def test_an_engine_merges_what_is_large(kind):
     program = site.program()
     engine = Engine(program)
     async with program.controller(settings=SMALL) as keeper:
-        done = await keeper.compact(engine=engine, is_full=True)
+        done = await keeper.compact(engine=engine, full=True)
     assert (len(engine.jobs), done.passes, done.rows_read) == (1, 1, 9)
     assert engine.jobs[0].rows == 9
     assert content(await snapshot(site)) == wanted
     async with program.controller() as keeper:  # sixteen million rows are few
-        await keeper.compact(engine=engine, is_full=True)
+        await keeper.compact(engine=engine, full=True)
     assert len(engine.jobs) == 1
 
 
@@ -131,8 +131,8 @@ async def test_a_wrong_result_is_not_committed(change):
     program = site.program()
     async with program.controller(settings=SMALL) as keeper:
         with pytest.raises(CorruptionError, match=r"nothing was committed|elsewhere"):
-            await keeper.compact(engine=Engine(program, **change), is_full=True)
-        assert (await keeper.compact(is_full=True)).passes
+            await keeper.compact(engine=Engine(program, **change), full=True)
+        assert (await keeper.compact(full=True)).passes
 
 
 async def test_more_objects_than_a_version_names_are_not_committed():
@@ -144,7 +144,7 @@ async def test_more_objects_than_a_version_names_are_not_committed():
     )
     async with program.controller(settings=SMALL) as keeper:
         with pytest.raises(LimitExceededError, match="nothing was committed"):
-            await keeper.compact(engine=Engine(program, objects=many), is_full=True)
+            await keeper.compact(engine=Engine(program, objects=many), full=True)
         assert (await keeper.plan()) is not None
 
 
@@ -162,7 +162,7 @@ async def test_the_lease_is_extended_while_an_engine_works():
                     pass
 
     async with program.controller(settings=SMALL) as keeper:
-        await keeper.compact(engine=Slow(program), is_full=True)
+        await keeper.compact(engine=Slow(program), full=True)
 
 
 async def test_a_controller_that_was_replaced_ends_its_engine():
@@ -182,7 +182,7 @@ async def test_a_controller_that_was_replaced_ends_its_engine():
 
     async with program.controller(settings=SMALL) as keeper:
         with pytest.raises(FencedError):
-            await keeper.compact(engine=Endless(program), is_full=True)
+            await keeper.compact(engine=Endless(program), full=True)
     assert ended == [True]
     assert not [key for key in await site.keys() if key.startswith("merged/")]
 

@@ -302,7 +302,7 @@ async def test_batches_that_arrive_or_go_while_the_store_lists_are_no_damage():
             # A page of the listing is from before the second batch was put, the next from after the third.
             program.store.on("list", without(pending_key("main", 1)), key_prefix="pending/")
             with contextlib.suppress(TimeoutError):
-                await reader.snapshot(as_of=2, max_wait=0.0)
+                await reader.snapshot(as_of=2, max_wait_seconds=0.0)
             assert len(content(await reader.snapshot(as_of=2))) == 3
             # One is from before a collection of garbage, the next from after it.
             await keeper.compact()

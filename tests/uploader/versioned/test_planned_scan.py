@@ -42,7 +42,7 @@ async def test_times_that_are_gone():
     async with site.program().opened() as collection, site.program().controller() as keeper:
         await collection.writer().append(rows((1, "a"), at=3), lower=0, upper=10)
         async with await collection.reader(since=5):
-            await keeper.compact(is_full=True)
+            await keeper.compact(full=True)
         for times in ({"as_of": 4}, {"as_of": 9, "after": 4}):
             with pytest.raises(SinceViolationError):
                 await collection.planned_scan(hold_seconds=HOUR, **times)
@@ -60,4 +60,4 @@ async def test_the_latest_time_also_of_a_collection_without_updates():
         await collection.writer().append(rows((1, "a")), lower=0, upper=10)
         assert (await collection.planned_scan(hold_seconds=HOUR)).as_of == 9
         with pytest.raises(TimeoutError):
-            await collection.planned_scan(hold_seconds=HOUR, as_of=10, max_wait=0.0)
+            await collection.planned_scan(hold_seconds=HOUR, as_of=10, max_wait_seconds=0.0)

@@ -103,7 +103,7 @@ async def filled() -> dict[str, bytes]:
         for lower in range(TIMES):
             await writer.append(update(lower), lower=lower, upper=lower + 1)
             if lower in (1, 3):
-                await keeper.compact(is_full=True)
+                await keeper.compact(full=True)
     return {key: (await site.objects.get(key)).data for key in await site.keys()}
 
 
@@ -239,7 +239,7 @@ async def listen(scene: Scene) -> Call:
 async def compact(scene: Scene) -> Call:
     async def call() -> None:
         async with scene.program.controller(take_over=True) as controller:
-            await controller.compact(is_full=True)
+            await controller.compact(full=True)
 
     return call
 

@@ -53,7 +53,7 @@ async def test_a_scan_of_changes_is_what_a_listener_yields(merged):
         async with await collection.reader() as reader:
             for number, table in enumerate(TABLES):
                 if number == merged:
-                    await keeper.compact(is_full=True)
+                    await keeper.compact(full=True)
                 await writer.append(table, lower=10 * number, upper=10 * number + 10)
             for after, as_of in ((-1, 49), (9, 20), (10, 19), (19, 40), (39, 39)):
                 async with reader.scan(after=after, as_of=as_of) as scan:
@@ -73,7 +73,7 @@ async def test_what_was_compacted_is_not_scanned():
         for number, table in enumerate(TABLES):
             await collection.writer().append(table, lower=10 * number, upper=10 * number + 10)
         await reader.downgrade_since(25)
-        await keeper.compact(is_full=True)
+        await keeper.compact(full=True)
         for times in ({"as_of": 24}, {"after": 24}, {"after": -1}):
             with pytest.raises(SinceViolationError):
                 async with reader.scan(**times):
@@ -101,7 +101,7 @@ async def test_the_objects_stay_until_the_scan_ends():
         await collection.writer().append(TABLES[0], lower=0, upper=10)
         async with reader.scan() as scan:
             await collection.writer().append(TABLES[1], lower=10, upper=20)
-            await keeper.compact(is_full=True)
+            await keeper.compact(full=True)
             await reader.downgrade_since(5)  # renews
             await site.clock.advance(3 * HOUR)
             await keeper.gc()
@@ -121,7 +121,7 @@ async def test_a_reader_that_leaves_holds_the_objects_until_its_lease_ends():
             await reader.leave()
         await reader.aclose()
         await collection.writer().append(TABLES[1], lower=10, upper=20)
-        await keeper.compact(is_full=True)
+        await keeper.compact(full=True)
         for hours, is_there in ((3, True), (3, False)):
             await site.clock.advance(hours * HOUR)
             await keeper.gc()

@@ -326,7 +326,7 @@ async def test_members_of_a_group_notice_nothing_of_a_move(cluster: Machines) ->
         async def work() -> None:
             async with remote.group("g", ack_wait_seconds=600) as group:
                 while len(done) < 3000:
-                    for job in await group.fetch(5, max_wait=0.1):
+                    for job in await group.fetch(5, max_wait_seconds=0.1):
                         await job.ack()
                         done.append(job.offset)
 

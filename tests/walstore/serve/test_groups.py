@@ -67,7 +67,7 @@ async def test_a_letter_that_would_be_too_large_lacks_what_does_not_fit(
         Wal.open(tmp_path / "log", settings=settings) as wal,
         wal.group("g", max_deliver=1) as group,
     ):
-        assert await group.fetch(max_wait=0) == []
+        assert await group.fetch(max_wait_seconds=0) == []
     assert len(letters) == {20: 0, 40: 2, 100: 2, 150: 2, 1000: 2}[most]
     if most == 1000:
         assert (letters[0].key, letters[0].headers["walstore.omitted"]) == (b"kk", b"value")
@@ -82,7 +82,7 @@ async def test_a_letter_that_its_closed_stream_refuses_comes_later(tmp_path: Pat
         async with wal.group("g", stream="in", max_deliver=1) as group:
             (job,) = await group.fetch()
             await job.nak()
-            assert await group.fetch(max_wait=0.05) == []
+            assert await group.fetch(max_wait_seconds=0.05) == []
             await wal.open_stream("g.dead")
             await until_dead(group, 1)
         assert [letter.value for letter in await dead_letters(wal, "g.dead")] == [b"v"]
@@ -90,7 +90,7 @@ async def test_a_letter_that_its_closed_stream_refuses_comes_later(tmp_path: Pat
 
 async def until_dead(group: Any, wanted: int) -> None:
     while (await group.statistics()).dead < wanted:
-        await group.fetch(max_wait=0.01)
+        await group.fetch(max_wait_seconds=0.01)
 
 
 async def test_options_and_names_that_are_none(log: Any) -> None:
@@ -116,7 +116,7 @@ async def test_options_and_names_that_are_none(log: Any) -> None:
         (job,) = await group.fetch()
         for delay in (-1, float("inf")):
             with pytest.raises(ValueError, match="delay"):
-                await job.nak(delay=delay)
+                await job.nak(delay_seconds=delay)
     with pytest.raises(WalClosedError):
         await log.group("g").fetch()
 
@@ -124,7 +124,7 @@ async def test_options_and_names_that_are_none(log: Any) -> None:
 async def test_it_holds_retention_back(log: Any) -> None:
     await append(log, b"a", b"b", b"c")
     async with log.group("g") as group:
-        jobs = await group.fetch(3, max_wait=60)
+        jobs = await group.fetch(3, max_wait_seconds=60)
         assert await log.trim(4) == 1
         await group.ack(jobs)
     assert [(info.name, info.position) for info in await log.cursors()] == [("group.g", 1)]
@@ -134,21 +134,21 @@ async def test_what_is_acknowledged_stays_so(tmp_path: Path) -> None:
     async with Wal.open(tmp_path / "log", settings=SMALL) as wal:
         await append(wal, *(b"%d" % n for n in range(10)))
         async with wal.group("g", max_deliver=5) as group:
-            jobs = await group.fetch(8, max_wait=60)
+            jobs = await group.fetch(8, max_wait_seconds=60)
             await group.ack(jobs[1::2])
     for deliveries in (2, 3):
         async with (
             Wal.open(tmp_path / "log", settings=SMALL) as wal,
             wal.group("g", max_deliver=5) as group,
         ):
-            again = await group.fetch(20, max_wait=60)
+            again = await group.fetch(20, max_wait_seconds=60)
             assert [(job.offset, job.deliveries) for job in again if job.offset < 9] == [
                 (1, deliveries),  # the one that the member had begun
                 *((offset, 1) for offset in (3, 5, 7)),
             ]
     async with Wal.open(tmp_path / "log", settings=SMALL) as wal:
         async with wal.group("g", max_deliver=5) as group:
-            await group.ack(await group.fetch(20, max_wait=60))
+            await group.ack(await group.fetch(20, max_wait_seconds=60))
         assert await wal.cursors()
     async with Wal.open(tmp_path / "log", settings=SMALL) as wal:
         assert (await wal.cursor("group.g")).position == 11
@@ -162,13 +162,13 @@ async def test_the_journal_stays_small(tmp_path: Path, monkeypatch: pytest.Monke
             first = await group.fetch()
             done = 1
             while done < 4990:
-                jobs = await group.fetch(100, max_wait=60)
+                jobs = await group.fetch(100, max_wait_seconds=60)
                 await group.ack(jobs)
                 done += len(jobs)
-            await first[0].nak(delay=1000)
+            await first[0].nak(delay_seconds=1000)
     assert (tmp_path / "log" / "groups" / "g").stat().st_size < 40_000
     async with Wal.open(tmp_path / "log") as wal, wal.group("g") as group:
-        jobs = await group.fetch(100, max_wait=60)
+        jobs = await group.fetch(100, max_wait_seconds=60)
         assert jobs[0].offset == 1
         assert len(jobs) == 5000 - done + 1
 
@@ -185,7 +185,7 @@ async def test_a_client_that_is_gone_keeps_its_lease_and_its_answer_may_be_lost(
         ):
             (job,) = await there.fetch()
             proxy.lose()
-            assert [one.value for one in await here.fetch(5, max_wait=60)] == [b"b"]
+            assert [one.value for one in await here.fetch(5, max_wait_seconds=60)] == [b"b"]
             await job.ack()  # over the next connection
             assert (await there.statistics()).floor == 2
 
@@ -206,7 +206,7 @@ async def test_leases_of_other_processes_survive_the_owner(
         Server.open(wal, unix=socket),
     ):
         async with wal.group("g", ack_wait_seconds=60) as here:
-            others = await here.fetch(5, max_wait=60)
+            others = await here.fetch(5, max_wait_seconds=60)
             assert [one.value for one in others] == [b"b"]
             await here.ack(others)
             skipping.skip(60)
@@ -230,15 +230,15 @@ async def test_who_leaves_after_the_owner_was_restarted_gives_its_jobs_back(tmp_
             while len(jobs) < 5:
                 jobs += await group.fetch(5 - len(jobs))
             await jobs[0].ack()
-            await jobs[1].nak(delay=1000)
+            await jobs[1].nak(delay_seconds=1000)
             await jobs[2].in_progress()
         async with (
             Wal.open(tmp_path / "log") as wal,
             Server.open(wal, unix=socket),
             wal.group("g", ack_wait_seconds=1000) as here,
         ):
-            assert [job.value for job in await here.fetch(9, max_wait=60)] == [b"5"]
-            assert await here.fetch(9, max_wait=0.05) == []
+            assert [job.value for job in await here.fetch(9, max_wait_seconds=60)] == [b"5"]
+            assert await here.fetch(9, max_wait_seconds=0.05) == []
             waiting = asyncio.ensure_future(here.fetch(9))
             await asyncio.sleep(0)
             await group.__aexit__(None, None, None)
@@ -388,11 +388,11 @@ async def test_a_full_disk_refuses_acknowledgements_until_there_is_room(
     async with Wal.open(tmp_path / "log", fs=fs) as wal:
         await append(wal, b"a", b"b")
         async with wal.group("g") as group:
-            jobs = await group.fetch(2, max_wait=60)
+            jobs = await group.fetch(2, max_wait_seconds=60)
             fs.fail("pwrite", errno.ENOSPC, name=JOURNAL, times=3, written_bytes=10)
             await jobs[0].in_progress()  # not written
             await jobs[1].nak()
-            jobs[1:] = await group.fetch(max_wait=60)
+            jobs[1:] = await group.fetch(max_wait_seconds=60)
             refusals = 0
             while refusals < 4:
                 try:
@@ -402,7 +402,7 @@ async def test_a_full_disk_refuses_acknowledgements_until_there_is_room(
                     refusals += error.retriable
             assert 1 <= refusals <= 3
     async with Wal.open(tmp_path / "log") as again, again.group("g") as group:
-        assert await group.fetch(max_wait=0.1) == []
+        assert await group.fetch(max_wait_seconds=0.1) == []
 
 
 async def test_a_log_that_failed_closes_with_its_groups(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ async def test_a_log_that_failed_closes_with_its_groups(tmp_path: Path) -> None:
     wal = await Wal.open(tmp_path / "log", fs=fs)
     await append(wal, b"a", b"b")
     async with wal.group("g") as group:
-        jobs = await group.fetch(2, max_wait=60)
+        jobs = await group.fetch(2, max_wait_seconds=60)
         fs.fail("datasync", name=JOURNAL)
         with pytest.raises(StorageUnavailableError) as failed:
             await jobs[0].ack()
@@ -424,7 +424,7 @@ async def test_a_log_that_failed_closes_with_its_groups(tmp_path: Path) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await closing
     async with Wal.open(tmp_path / "log") as again, again.group("g") as group:
-        assert {job.value for job in await group.fetch(5, max_wait=60)} >= {b"b", b"c"}
+        assert {job.value for job in await group.fetch(5, max_wait_seconds=60)} >= {b"b", b"c"}
 
 
 async def test_a_deletion_that_failed_is_done_by_the_next(tmp_path: Path) -> None:
@@ -441,7 +441,7 @@ async def test_a_deletion_that_failed_is_done_by_the_next(tmp_path: Path) -> Non
         assert await wal.delete_group("g")
         assert await wal.groups() == []
         async with wal.group("g") as anew:
-            assert len(await anew.fetch(max_wait=60)) == 1
+            assert len(await anew.fetch(max_wait_seconds=60)) == 1
 
 
 async def test_a_journal_that_cannot_be_replaced_for_want_of_space_goes_on(
@@ -452,7 +452,7 @@ async def test_a_journal_that_cannot_be_replaced_for_want_of_space_goes_on(
     async with Wal.open(tmp_path / "log", fs=fs) as wal:
         await append(wal, *(b"%d" % n for n in range(300)), durability="memory")
         async with wal.group("g") as group:
-            jobs = await group.fetch(300, max_wait=60)
+            jobs = await group.fetch(300, max_wait_seconds=60)
             fs.fail("open", errno.ENOSPC, name=JOURNAL, times=10_000)
             for at in range(0, 200, 10):
                 await group.ack(jobs[at : at + 10])
@@ -462,7 +462,7 @@ async def test_a_journal_that_cannot_be_replaced_for_want_of_space_goes_on(
                 await group.ack(jobs[at : at + 10])
             assert (tmp_path / "log" / "groups" / "g").stat().st_size < 200 * 24
     async with Wal.open(tmp_path / "log") as again, again.group("g") as group:
-        assert await group.fetch(max_wait=0.1) == []
+        assert await group.fetch(max_wait_seconds=0.1) == []
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -329,7 +329,7 @@ async def test_requests_fail_when_no_server_comes_back(tmp_path: Path) -> None:
         assert gone.value.retriable
         assert gone.value.outcome == "not_written"
         with pytest.raises(StorageUnavailableError):
-            await remote.follow().fetch(max_wait=0)
+            await remote.follow().fetch(max_wait_seconds=0)
         async with Server.open(wal, unix=socket):
             assert await remote.append(b"1") == 1  # it tries again by itself
         await remote.aclose()

@@ -27,7 +27,7 @@ async def all_jobs(group: Any, wanted: int) -> list[Any]:
     """Fetch and acknowledge until so many jobs are done."""
     done: list[Any] = []
     while len(done) < wanted:
-        jobs = await group.fetch(1000, max_wait=60)
+        jobs = await group.fetch(1000, max_wait_seconds=60)
         assert jobs
         await group.ack(jobs)
         done += jobs
@@ -100,7 +100,7 @@ async def fetch_and_die(served: Any, most: int, *, begins: int = 0, **options: A
         await group.__aenter__()
         jobs: list[Any] = []
         while len(jobs) < most:
-            jobs += await group.fetch(most - len(jobs), max_wait=60)
+            jobs += await group.fetch(most - len(jobs), max_wait_seconds=60)
         for job in jobs[:begins]:
             await job.in_progress()
         for job in takewhile(lambda job: not begins and job.value != b"poison", jobs):
@@ -129,7 +129,7 @@ async def test_a_job_that_kills_its_worker_leaves_the_others_that_it_fetched_alo
             assert [deliveries for offset, deliveries in seen if offset == 1] == [1, 2, 3]
             assert {deliveries for offset, deliveries in seen if offset > 1} == {1}
             while (await here.statistics()).unsettled or not (await here.statistics()).dead:
-                await here.ack(await here.fetch(9, max_wait=0.01))
+                await here.ack(await here.fetch(9, max_wait_seconds=0.01))
             async with served.wal.reader(stream="g.dead", follow=False) as letters:
                 assert [letter.value async for letter in letters] == [b"poison"]
 
@@ -148,7 +148,9 @@ async def test_what_a_killed_worker_had_not_begun_is_remembered_so(tmp_path: Pat
         while len(jobs) < 2:
             jobs += await here.fetch(9)
         assert [(job.offset, job.deliveries) for job in jobs] == [(3, 1), (4, 1)]
-        assert await here.fetch(9, max_wait=0) == []  # the others are begun, and still leased
+        assert (
+            await here.fetch(9, max_wait_seconds=0) == []
+        )  # the others are begun, and still leased
 
 
 async def test_who_had_a_job_cannot_end_the_lease_of_who_has_it_now(tmp_path: Path) -> None:
@@ -191,7 +193,7 @@ async def test_a_server_that_stops_takes_no_jobs_back(tmp_path: Path) -> None:
                 jobs += await group.fetch(3)
         async with Server.open(wal, unix=socket), wal.group("g", **options) as here:
             assert (await here.statistics()).pending == 3
-            assert await here.fetch(9, max_wait=0) == []
+            assert await here.fetch(9, max_wait_seconds=0) == []
             await group.ack(jobs)
             await group.__aexit__(None, None, None)
             await remote.aclose()
@@ -219,7 +221,7 @@ async def test_members_are_counted_once_whatever_becomes_of_their_connection(
                 assert count(served.wal) == 3
                 for losses in range(1, 4):
                     proxy.lose()
-                    assert await busy.fetch(max_wait=0) == []
+                    assert await busy.fetch(max_wait_seconds=0) == []
                     assert remote.client.reconnects == losses
                     await until(lambda: count(served.wal) == 3)
             assert count(served.wal) == 1

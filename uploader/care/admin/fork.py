@@ -37,19 +37,21 @@ from uploader.root.write_guard import check_creatable
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.core.ports import Clock
+from walstore.core.runtime.old_names import renamed
 from walstore.core.validation.arguments import as_count
 from walstore.errors import ContentionError, InvalidSettingsError
 
 __all__ = ["Forked", "fork"]
 
 
+@renamed(parallel="concurrency")
 async def fork(
     source_url: str,
     target_url: str,
     *,
     start: int | None = None,
     stop: int | None = None,
-    parallel: int = 4,
+    concurrency: int = 4,
     progress: Callable[[Forked], None] | None = None,
     source_store: ObjectStore | None = None,
     target_store: ObjectStore | None = None,
@@ -77,14 +79,14 @@ async def fork(
         target_url: Location of the new log; it must be empty.
         start: First offset to copy; None for the source's first, or the first one not being collected.
         stop: Exclusive end offset; None for the source's end.
-        parallel: Fragments copied at the same time; memory use is about three times their size. 1 to 64.
+        concurrency: Fragments copied at the same time; memory use is about three times their size. 1 to 64.
         progress: Called after each fragment with the totals so far.
         source_store: Replaces the store that the URL names, and stays open.
         target_store: The same for the target.
         retry: Retry policy of conditional puts.
         clock: Gives the time for the pin, and sleeps between attempts.
     """
-    as_count(parallel, "parallel", high=64)
+    as_count(concurrency, "concurrency", high=64)
     async with (
         open_session(source_url, store=source_store, retry=retry, clock=clock) as source,
         open_session(target_url, store=target_store, retry=retry, clock=clock) as target,
@@ -97,7 +99,7 @@ async def fork(
             stop, is_resumed = await _begin(source, target, start, stop)
             await _copy_streams(source, target, stop)
             low = await pin.hold(start)
-            forking = Forking(source, target, pin, parallel=parallel, is_resumed=is_resumed)
+            forking = Forking(source, target, pin, concurrency=concurrency, is_resumed=is_resumed)
             manifest = await forking.run(writer, low, stop, progress)
             await create_manifest(target, manifest)
             if target.root.manifest.writer != writer:

@@ -115,14 +115,14 @@ class Forking:
         target: LogSession,
         pin: ForkPin,
         *,
-        parallel: int,
+        concurrency: int,
         is_resumed: bool,
     ) -> None:
         """``pin`` is held. ``is_resumed``: an earlier attempt may have put objects into the target."""
         self._source = source
         self._target = target
         self._pin = pin
-        self._parallel = parallel
+        self._concurrency = concurrency
         self._is_resumed = is_resumed
         # One request for the manifest at a time, so that an older answer never replaces a newer one.
         self._reading = asyncio.Lock()
@@ -188,7 +188,7 @@ class Forking:
         ):
             async for entry in entries:
                 in_flight.append(group.create_task(self._copy(copier, entry, stop)))
-                if len(in_flight) == self._parallel:
+                if len(in_flight) == self._concurrency:
                     await take()
             while in_flight:
                 await take()

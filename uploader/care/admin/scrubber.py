@@ -33,6 +33,7 @@ from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.core.ports import Clock
+from walstore.core.runtime.old_names import renamed
 from walstore.core.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
 from walstore.core.runtime.threads import Worker
 from walstore.core.validation.arguments import as_count
@@ -150,11 +151,12 @@ class Scrubber(MustClose):
     """Checks one log. Make one with :meth:`open`. One scrub at a time; belongs to one event loop."""
 
     @classmethod
+    @renamed(max_in_flight="concurrency")
     def open(
         cls,
         url: str,
         *,
-        max_in_flight: int = 4,
+        concurrency: int = 4,
         store: ObjectStore | None = None,
         retry: RetryPolicy | None = None,
         clock: Clock | None = None,
@@ -165,31 +167,31 @@ class Scrubber(MustClose):
 
         Args:
             url: Location of the log.
-            max_in_flight: Fragments read and hashed at the same time; memory use is about three times their
+            concurrency: Fragments read and hashed at the same time; memory use is about three times their
                 size. 1 to 64.
             store: Replaces the store that the URL names; also closed with the scrubber.
             retry: Retry policy of reading the root.
             clock: Sleeps between attempts, and decides which pins expired.
         """
-        as_count(max_in_flight, "max_in_flight", high=64)
+        as_count(concurrency, "concurrency", high=64)
 
         async def open_it() -> Scrubber:
             session = LogSession(
                 url, store=store, retry=retry, clock=clock, worker=Worker("scrub", threads=2)
             )
             async with session.closed_on_error():
-                opened = cls(session, max_in_flight)
+                opened = cls(session, concurrency)
                 await opened.check_found()
                 return opened
 
         return Opening(open_it)
 
-    def __init__(self, session: LogSession, max_in_flight: int) -> None:
+    def __init__(self, session: LogSession, concurrency: int) -> None:
         """Internal; use :meth:`open`."""
         self._session = session
         self._home = LoopGuard("scrubber")
         self._store = InlineStore(session.store, session.worker, session.clock)
-        self._max_in_flight = max_in_flight
+        self._concurrency = concurrency
         self._retry = session.retry
         self._worker = session.worker
 
@@ -296,7 +298,7 @@ class Scrubber(MustClose):
                     break
                 begun += 1
                 in_flight.append(group.create_task(self._examine(entry, root)))
-                if len(in_flight) == self._max_in_flight:
+                if len(in_flight) == self._concurrency:
                     await take()
             while in_flight:
                 await take()

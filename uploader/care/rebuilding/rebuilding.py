@@ -38,6 +38,7 @@ from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.core.ports import Clock
+from walstore.core.runtime.old_names import renamed
 from walstore.core.validation.arguments import as_count, as_texts
 from walstore.errors import ContentionError, InvalidSettingsError
 
@@ -45,13 +46,14 @@ _LOOKS: Final = 3
 """How often to read a log that changes during the read."""
 
 
+@renamed(parallel="concurrency")
 async def plan_rebuild(
     url: str,
     *,
     keep: Keep | None = None,
     exclude: AbstractSet[str] = frozenset(),
     writer: str | None = None,
-    parallel: int = 4,
+    concurrency: int = 4,
     progress: Progress | None = None,
     store: ObjectStore | None = None,
     clock: Clock | None = None,
@@ -73,12 +75,12 @@ async def plan_rebuild(
             is the default; ``"after"``, the last; or an offset in it.
         exclude: Keys of fragments to treat as damaged.
         writer: The writer for the manifest, instead of the one in the manifest or the fragments.
-        parallel: Fragments read at the same time; memory is about three times as many. 1 to 64.
+        concurrency: Fragments read at the same time; memory is about three times as many. 1 to 64.
         progress: Called after each fragment with how many were read, and how many there are.
         store: Replaces the store that the URL names, and stays open.
         clock: Says which pins are over.
     """
-    as_count(parallel, "parallel", high=64)
+    as_count(concurrency, "concurrency", high=64)
     exclude = frozenset(as_texts(exclude, "exclude"))
     if isinstance(keep, str) and keep not in {"before", "after"}:
         raise InvalidSettingsError(f"keep must be 'before', 'after' or an offset, not {keep!r}")
@@ -90,7 +92,7 @@ async def plan_rebuild(
                 used,
                 worker,
                 exclude=exclude,
-                parallel=parallel,
+                concurrency=concurrency,
                 now_us=session.clock.now_us(),
                 progress=progress,
             )

@@ -123,11 +123,11 @@ async def survey(
     worker: Worker,
     *,
     exclude: AbstractSet[str],
-    parallel: int,
+    concurrency: int,
     now_us: int,
     progress: Progress | None,
 ) -> StoreSurvey:
-    """Read everything; fragments ``parallel`` at a time. FormatVersionError if something is too new.
+    """Read everything; fragments ``concurrency`` at a time. FormatVersionError if something is too new.
 
     InvalidSettingsError for a log of the layout ``chain``; the store's errors.
     """
@@ -143,7 +143,7 @@ async def survey(
         manifest, findings = await worker.run(_parse_manifest, stored.data)
     snapshots = await _snapshots(store, worker)
     keys = await _fragment_keys(store, _named(manifest, snapshots))
-    fragments = await _fragments(store, worker, keys, exclude, parallel, progress)
+    fragments = await _fragments(store, worker, keys, exclude, concurrency, progress)
     garbage = await _get(store, layout.GARBAGE)
     announced = _announced(garbage)
     return StoreSurvey(
@@ -236,7 +236,7 @@ async def _fragments(
     worker: Worker,
     keys: Mapping[int, str],
     exclude: AbstractSet[str],
-    parallel: int,
+    concurrency: int,
     progress: Progress | None,
 ) -> dict[int, SeenFragment]:
     found: dict[int, SeenFragment] = {}
@@ -257,7 +257,7 @@ async def _fragments(
                 progress(done, len(keys))
 
     async with task_group() as group:
-        for _ in range(parallel):
+        for _ in range(concurrency):
             group.create_task(read_on())
     return dict(sorted(found.items()))
 

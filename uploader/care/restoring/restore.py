@@ -42,6 +42,7 @@ from walstore.core.files.posix import PosixFileSystem
 from walstore.core.format.ledger import StreamInfo
 from walstore.core.ports import Clock, FileSystem
 from walstore.core.runtime.error_mapping import describe_open
+from walstore.core.runtime.old_names import renamed
 from walstore.core.runtime.threads import Worker
 from walstore.core.settings import Settings
 from walstore.core.validation.arguments import as_count, as_settings
@@ -101,13 +102,14 @@ class Restored:
 __all__ = ["RestoreProgress", "Restored", "restore"]
 
 
+@renamed(max_in_flight="concurrency")
 async def restore(
     url: str,
     directory: Path | str,
     *,
     stop: int | datetime | None = None,
     settings: Settings | None = None,
-    max_in_flight: int = 4,
+    concurrency: int = 4,
     progress: Callable[[RestoreProgress], None] | None = None,
     store: ObjectStore | None = None,
     retry: RetryPolicy | None = None,
@@ -126,7 +128,7 @@ async def restore(
             one, with its own identity. The same always applies if the log is sealed, or written directly to
             the store: no local log may ship there.
         settings: ``segment_bytes``, ``batch_bytes`` and ``compression`` of what is written.
-        max_in_flight: Fragments held in memory at the same time. 1 to 64.
+        concurrency: Fragments held in memory at the same time. 1 to 64.
         progress: Called on the event loop after each fragment.
         store: Replaces the one that the URL names; it is also closed at the end.
         retry: How conditional puts are repeated, if unpublished fragments are published.
@@ -148,7 +150,7 @@ async def restore(
     stopped. After any other error nothing is left in the directory but its lock file; only if the very last
     sync failed the log is there, whole.
     """
-    as_count(max_in_flight, "max_in_flight", high=64)
+    as_count(concurrency, "concurrency", high=64)
     stop_at = to_timestamp_us(stop) if isinstance(stop, datetime) else None
     session = LogSession(
         url, store=store, retry=retry, clock=clock, worker=Worker("restore-read", threads=2)
@@ -162,7 +164,7 @@ async def restore(
             stop=None if isinstance(stop, datetime) else stop,
             stop_at_us=stop_at,
             settings=as_settings(settings, Settings),
-            max_in_flight=max_in_flight,
+            concurrency=concurrency,
             progress=progress,
             fs=fs or PosixFileSystem(),
             stack=stack,
@@ -188,7 +190,7 @@ class Restoring:
     stop: int | None
     stop_at_us: int | None
     settings: Settings
-    max_in_flight: int
+    concurrency: int
     progress: Callable[[RestoreProgress], None] | None
     fs: FileSystem
     stack: AsyncExitStack
@@ -310,7 +312,7 @@ class Restoring:
         async with task_group() as group, aclosing(_closeable(found)) as entries:
             async for entry in entries:
                 fetching.append(group.create_task(self._fetch(log, entry)))
-                if len(fetching) == self.max_in_flight:
+                if len(fetching) == self.concurrency:
                     await self._add(builder, await fetching.popleft(), limit)
             while fetching:
                 await self._add(builder, await fetching.popleft(), limit)

@@ -167,7 +167,7 @@ class CloudGroup(SharedGroup):
         if asked != (document.stream, document.is_ordered):
             raise InvalidSettingsError(
                 f"group {self.name!r} was made with stream={document.stream!r}, "
-                f"is_ordered={document.is_ordered}; give these, or delete it"
+                f"ordered={document.is_ordered}; give these, or delete it"
             )
 
     async def end(self) -> None:
@@ -197,12 +197,12 @@ class CloudGroup(SharedGroup):
         return self._place.store.url, self.name
 
     async def take(
-        self, member: bytes, most: int, max_wait: float | None
+        self, member: bytes, most: int, max_wait_seconds: float | None
     ) -> list[tuple[Record, int]]:
-        """Lease up to ``most`` jobs to a member; wait up to ``max_wait`` seconds for the first."""
+        """Lease up to ``most`` jobs to a member; wait up to ``max_wait_seconds`` for the first."""
         self._check()
         now = self._clock.monotonic()
-        deadline = None if max_wait is None else now + max_wait
+        deadline = None if max_wait_seconds is None else now + max_wait_seconds
         future = asyncio.get_running_loop().create_future()
         self._takers.append(_Taker(member, most, deadline, future))
         self._kicked.set()

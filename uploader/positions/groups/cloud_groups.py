@@ -16,6 +16,7 @@ from uploader.positions.groups.cloud_group import CloudGroup
 from uploader.positions.groups.group_place import GroupPlace, LetterWriter, remove
 from uploader.runtime.task_groups import settle_all
 from uploader.stores.probe import require_conditional_puts
+from walstore.core.runtime.old_names import renamed
 from walstore.core.runtime.owned import Owned
 from walstore.core.runtime.statistics import GroupInfo
 from walstore.errors import (
@@ -51,6 +52,7 @@ class CloudGroups(Owned):
     def _group_place(self) -> GroupPlace:
         """Return what groups need of the log; raises WalClosedError if it is closed."""
 
+    @renamed(is_ordered="ordered")
     def group(
         self,
         name: str,
@@ -60,7 +62,7 @@ class CloudGroups(Owned):
         ack_wait_seconds: float = 30.0,
         max_deliver: int | None = None,
         max_ack_pending: int = 1000,
-        is_ordered: bool = False,
+        ordered: bool = False,
         dead_letters: str | None = None,
         letters: LetterWriter | None = None,
     ) -> Group:
@@ -74,7 +76,7 @@ class CloudGroups(Owned):
         The name has 1 to 100 letters, digits and ``_``. ``max_ack_pending`` is at most 10 000.
         ``max_deliver`` needs ``letters``, where dead letters are appended: a :class:`uploader.CloudWriter`
         of this log or another, or an open :class:`walstore.Wal`. A process that dies between a dead letter
-        and its settlement leaves it to another, which appends it again. ``stream`` and ``is_ordered`` are
+        and its settlement leaves it to another, which appends it again. ``stream`` and ``ordered`` are
         those of the group for good; the other options may differ between processes, and each applies to
         what its process does. Those of a process may be others once none of its members is there and it has
         no job leased.
@@ -94,7 +96,7 @@ class CloudGroups(Owned):
             ack_wait_seconds=ack_wait_seconds,
             max_deliver=max_deliver,
             max_ack_pending=max_ack_pending,
-            is_ordered=is_ordered,
+            is_ordered=ordered,
             dead_letters=dead_letters,
         )
         if max_ack_pending > MOST_PENDING:

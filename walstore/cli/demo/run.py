@@ -137,7 +137,7 @@ class Demo:
         async with Wal.open_readonly(self._job.directory) as log:
             reader = log.follow("earliest")
             while not (self._closed.is_set() and reader.is_caught_up):
-                batch = await reader.fetch(max_records=1 << 16, max_wait=_LOOK_SECONDS)
+                batch = await reader.fetch(max_records=1 << 16, max_wait_seconds=_LOOK_SECONDS)
                 await asyncio.to_thread(self._outside.take, batch)
 
     # -- reading back ------------------------------------------------------------------------

@@ -212,7 +212,7 @@ class DemoWriter:
         """Follow the newest records, and measure the time from their append to their arrival."""
         reader = wal.follow("latest")
         while not (self._written.is_set() and reader.is_caught_up):
-            batch = await reader.fetch(max_records=4096, max_wait=_STATUS_SECONDS)
+            batch = await reader.fetch(max_records=4096, max_wait_seconds=_STATUS_SECONDS)
             now_ns = time.monotonic_ns()
             for key in dict.fromkeys(batch.keys):
                 begun_ns = self._begun_ns.pop(key or b"", None)
@@ -224,7 +224,7 @@ class DemoWriter:
         reader, position = wal.follow("earliest"), wal.head
         while not (self._written.is_set() and reader.is_caught_up):
             batch = await reader.fetch(
-                max_records=1 << 16, max_bytes=4 << 20, max_wait=_STATUS_SECONDS
+                max_records=1 << 16, max_bytes=4 << 20, max_wait_seconds=_STATUS_SECONDS
             )
             if batch.start != position or len(batch.values) != batch.limit - batch.start:
                 raise CorruptionError(

@@ -11,10 +11,11 @@ import typer
 
 from walstore.cli.append import Level
 from walstore.cli.errors import CORRUPTION, UsageError
-from walstore.cli.location import fresh_prefix, is_url, own_directory, to_directory, to_url
+from walstore.cli.location import fresh_prefix, own_directory, to_directory, to_url
 from walstore.cli.options import AsJson, LayoutName, argument, option
 from walstore.cli.output import complain, format_count, print_verdict, terminal
 from walstore.cli.running import run_async, stop_on_signal
+from walstore.location import is_url
 
 SOAK_EXAMPLES = """\
   walstore soak

@@ -209,9 +209,9 @@ class SoakJob:
         return range(self.writers.index(writer), len(STREAMS), len(self.writers))
 
 
-async def advance(checker: Checker, reader: Reader, max_wait: float | None = None) -> int:
+async def advance(checker: Checker, reader: Reader, max_wait_seconds: float | None = None) -> int:
     """Check the records there, or that come within that time; return how many. WalError if one is wrong."""
-    batch = await reader.fetch(max_records=4096, max_wait=max_wait)
+    batch = await reader.fetch(max_records=4096, max_wait_seconds=max_wait_seconds)
     checker.take(batch)
     if checker.problems:
         raise WalError(checker.problems[0])

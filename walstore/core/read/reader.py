@@ -15,6 +15,7 @@ from typing import Final, Protocol, Self, runtime_checkable
 from walstore.core.batches.batch import Batch, iterate
 from walstore.core.batches.derived import ConcatBatch, EmptyBatch, covering, spanning
 from walstore.core.offset_range import OffsetRange
+from walstore.core.runtime.old_names import renamed
 from walstore.core.runtime.owned import Owned, checks_itself
 from walstore.core.runtime.resource import abandon_in_children
 from walstore.core.validation.arguments import as_int, as_seconds, as_text
@@ -272,16 +273,17 @@ class Reader(Owned):
         """
         return _Batches(self._next_batch)
 
+    @renamed(max_wait="max_wait_seconds")
     async def fetch(
         self,
         *,
         max_records: int = 500,
         max_bytes: int = MIB,
-        max_wait: float | None = None,
+        max_wait_seconds: float | None = None,
     ) -> Batch:
         """Return the next records as one batch: those available now, up to the limits.
 
-        Waits only if there are none: at most ``max_wait`` seconds from the call (None: without limit,
+        Waits only if there are none: at most ``max_wait_seconds`` from the call (None: without limit,
         or not at all without ``follow``), then returns an empty batch. ``max_bytes`` counts whole
         stored batches; at least one record is returned whatever its size. Cancelling loses nothing.
 
@@ -291,7 +293,9 @@ class Reader(Owned):
         """
         if max_records < 1:
             raise ValueError(f"max_records must be at least 1, not {max_records}")
-        seconds = None if max_wait is None else as_seconds(max_wait, "max_wait")
+        seconds = (
+            None if max_wait_seconds is None else as_seconds(max_wait_seconds, "max_wait_seconds")
+        )
         self._guard.check()
         self._unread_records()
         deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
@@ -327,13 +331,16 @@ class Reader(Owned):
         parts[-1] = spanning(parts[-1], parts[-1].start, self._position)
         return parts[0] if len(parts) == 1 else ConcatBatch(parts)
 
-    async def wait(self, max_wait: float | None = None) -> bool:
+    @renamed(max_wait="max_wait_seconds")
+    async def wait(self, max_wait_seconds: float | None = None) -> bool:
         """Wait until there are records at the position, of any stream, and read none of them.
 
-        At most ``max_wait`` seconds (None: without limit). False if there are none then, or never will be:
+        At most ``max_wait_seconds`` (None: without limit). False if there are none then, or never will be:
         before ``stop``. Raises as :meth:`fetch`, and is the way to wait without holding what is waited for.
         """
-        seconds = None if max_wait is None else as_seconds(max_wait, "max_wait")
+        seconds = (
+            None if max_wait_seconds is None else as_seconds(max_wait_seconds, "max_wait_seconds")
+        )
         self._guard.check()
         self._unread_records()
         if self._batches:
@@ -464,7 +471,7 @@ class Reader(Owned):
         """Return where reading at the position may end; None if there is nothing to read and the caller
         does not wait."""
         if self._time_us is not None and not await self._settle(
-            follow=follow, max_wait=_seconds_left(deadline)
+            follow=follow, max_wait_seconds=_seconds_left(deadline)
         ):
             return None
         source, stop = self._source, self._stop
@@ -547,7 +554,7 @@ class Reader(Owned):
                 self._turn_at = time() + _TURN_SECONDS
         return found
 
-    async def _settle(self, *, follow: bool, max_wait: float | None = None) -> bool:
+    async def _settle(self, *, follow: bool, max_wait_seconds: float | None = None) -> bool:
         """Turn a start by time into the offset of the first record that is not older.
 
         Waits for that record if there is none yet, skipping older ones that arrive meanwhile. False if
@@ -556,7 +563,11 @@ class Reader(Owned):
         if self._time_us is None:
             return True
         source = self._source
-        deadline = None if max_wait is None else asyncio.get_running_loop().time() + max_wait
+        deadline = (
+            None
+            if max_wait_seconds is None
+            else asyncio.get_running_loop().time() + max_wait_seconds
+        )
         position = await source.offset_at(self._time_us)
         while True:
             self._position = position = max(position, source.head)

@@ -24,12 +24,12 @@ class ReadyAnswer(Coroutine[Any, Any, _T], Generic[_T]):
         return self
 
     def send(self, value: Any, /) -> NoReturn:
-        """End with the answer, as a coroutine does."""
+        """Not for callers: ends with the answer, as a coroutine does."""
         raise StopIteration(self)
 
     def throw(self, error: Any, *_: Any) -> NoReturn:
-        """Raise the error, such as a cancellation before the first step."""
+        """Not for callers: raises the error, such as a cancellation before the first step."""
         raise error
 
     def close(self) -> None:
-        """Do nothing: an answer may be left alone."""
+        """Not for callers: does nothing, as an answer may be left alone."""

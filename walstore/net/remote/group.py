@@ -65,14 +65,14 @@ class RemoteGroup:
             request.future.add_done_callback(self._stayed)
 
     async def take(
-        self, member: bytes, most: int, max_wait: float | None
+        self, member: bytes, most: int, max_wait_seconds: float | None
     ) -> list[tuple[Record, int]]:
         """Lease jobs to a member. Of jobs whose answer is lost, the first comes again after its lease.
 
         If cancelled, jobs whose answer is under way are for the next call.
         """
-        jobs = await self._kept.take(most, max_wait)
-        left = max_wait
+        jobs = await self._kept.take(most, max_wait_seconds)
+        left = max_wait_seconds
         while not jobs:
             seconds = _WAIT_SECONDS if left is None else min(left, _WAIT_SECONDS)
             jobs = await self._take(member, most, seconds)
@@ -193,10 +193,10 @@ class KeptJobs:
             self._unanswered.add(answer)
             answer.add_done_callback(self._answered)
 
-    async def take(self, most: int, max_wait: float | None) -> Jobs:
+    async def take(self, most: int, max_wait_seconds: float | None) -> Jobs:
         """Return up to ``most`` of them; waits for the answers that are due, as they come at once."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max_wait):
+            async with asyncio.timeout(max_wait_seconds):
                 while self._unanswered and not self._jobs:
                     await asyncio.wait(self._unanswered, return_when=asyncio.FIRST_COMPLETED)
         taken, self._jobs = self._jobs[:most], self._jobs[most:]

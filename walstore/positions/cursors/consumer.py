@@ -20,6 +20,7 @@ from walstore.core.batches.batch import Batch
 from walstore.core.ports import Clock
 from walstore.core.read.reader import MIB, Reader
 from walstore.core.runtime.error_mapping import copy_error
+from walstore.core.runtime.old_names import renamed
 from walstore.core.runtime.owned import Owned, checks_itself
 from walstore.core.runtime.tasks import start_task
 from walstore.core.validation.arguments import as_seconds
@@ -340,18 +341,21 @@ class Consumer(Owned, Generic[OutputT]):
         self._check_sequential()
         return _ConsumerBatches(self._next_batch, self._reader.batches())
 
+    @renamed(max_wait="max_wait_seconds")
     async def fetch(
         self,
         *,
         max_records: int = 500,
         max_bytes: int = MIB,
-        max_wait: float | None = None,
+        max_wait_seconds: float | None = None,
     ) -> Batch:
         """Return the next records as one batch; see :meth:`Reader.fetch`."""
         self._check_sequential()
         reader = self._reader
         self._held = None
-        batch = await reader.fetch(max_records=max_records, max_bytes=max_bytes, max_wait=max_wait)
+        batch = await reader.fetch(
+            max_records=max_records, max_bytes=max_bytes, max_wait_seconds=max_wait_seconds
+        )
         self._entered().check()
         self._held = batch.start
         return batch

@@ -253,19 +253,19 @@ class GroupCoordinator(SharedGroup):
         self,
         member: bytes,
         most: int,
-        max_wait: float | None,
+        max_wait_seconds: float | None,
         *,
         via: object = None,
         most_bytes: float = inf,
     ) -> list[tuple[Record, int]]:
-        """Lease up to ``most`` jobs to a member; wait up to ``max_wait`` seconds for the first.
+        """Lease up to ``most`` jobs to a member; wait up to ``max_wait_seconds`` for the first.
 
         One, or several that cost up to ``most_bytes`` together. ``via`` is the connection of a member that
         may survive this process. Then the lease is in the journal before this returns, or the next owner of
         the log would give the job to somebody else; DiskFullError if there is no space for that, and as
         :meth:`settle`. WalClosedError if the member leaves.
         """
-        deadline = None if max_wait is None else self._clock.monotonic() + max_wait
+        deadline = None if max_wait_seconds is None else self._clock.monotonic() + max_wait_seconds
         self.members.enter(member, via)  # it may come over a new connection
         self._waiting[member] += 1
         try:
@@ -483,7 +483,7 @@ class GroupCoordinator(SharedGroup):
                 batch = await reader.fetch(
                     max_records=_READ_RECORDS,
                     max_bytes=_READ_BYTES,
-                    max_wait=_SAVE_SECONDS if is_behind else None,
+                    max_wait_seconds=_SAVE_SECONDS if is_behind else None,
                 )
                 if batch.limit > state.position:
                     state.offer(batch, self._skipped)

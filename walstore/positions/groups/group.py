@@ -9,6 +9,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from walstore.core.runtime.old_names import renamed
 from walstore.core.runtime.owned import Owned
 from walstore.core.runtime.resource import LoopGuard
 from walstore.core.runtime.statistics import GroupStatistics
@@ -31,7 +32,7 @@ class GroupBackend(Protocol):
         """Make the group usable, and let a member in."""
 
     async def take(
-        self, member: bytes, most: int, max_wait: float | None
+        self, member: bytes, most: int, max_wait_seconds: float | None
     ) -> list[tuple[Record, int]]:
         """Lease jobs to a member."""
 
@@ -116,15 +117,16 @@ class Job(Owned):
         """
         await self.group.backend.settle((self.record.offset,))
 
-    async def nak(self, delay: float = 0.0) -> None:
-        """Give the job back: it comes again to any member, after ``delay`` seconds, 0 to 30 days.
+    @renamed(delay="delay_seconds")
+    async def nak(self, delay_seconds: float = 0.0) -> None:
+        """Give the job back: it comes again to any member, after ``delay_seconds``, 0 to 30 days.
 
         Nothing happens if the lease has ended. A delay is forgotten when the log is closed. Not written, so
         a full disk does not refuse it.
         """
-        seconds = as_seconds(delay, "delay")
+        seconds = as_seconds(delay_seconds, "delay_seconds")
         if not 0 <= seconds <= _MOST_DELAY_SECONDS:
-            raise ValueError(f"delay must be 0 to 30 days, not {delay!r}")
+            raise ValueError(f"delay_seconds must be 0 to 30 days, not {delay_seconds!r}")
         if not self.group.has_left:
             await self.group.backend.give_back(self.record.offset, self.deliveries, seconds)
 
@@ -195,15 +197,18 @@ class Group(Owned):
         self.has_left = False
         """Not for callers: whether all that the member had was given back."""
 
-    async def fetch(self, max_jobs: int = 1, max_wait: float | None = None) -> list[Job]:
-        """Return up to ``max_jobs`` jobs, 1 to 10 000, at least one of them if ``max_wait`` is None.
+    @renamed(max_wait="max_wait_seconds")
+    async def fetch(self, max_jobs: int = 1, max_wait_seconds: float | None = None) -> list[Job]:
+        """Return up to ``max_jobs`` jobs, 1 to 10 000, at least one of them if ``max_wait_seconds`` is None.
 
-        Waits up to ``max_wait`` seconds for the first; then the list is empty. If cancelled, jobs that
+        Waits up to ``max_wait_seconds`` for the first; then the list is empty. If cancelled, jobs that
         were about to be returned are for the next call of this member. Raises WalClosedError, and takes
         nothing, if the member leaves meanwhile.
         """
         most = as_count(max_jobs, "max_jobs", high=10_000)
-        seconds = None if max_wait is None else as_seconds(max_wait, "max_wait")
+        seconds = (
+            None if max_wait_seconds is None else as_seconds(max_wait_seconds, "max_wait_seconds")
+        )
         backend = self._entered()
         taken = await backend.take(self._member, most, seconds)
         self._entered()  # or leaving has given them back

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 from walstore.core.ports import Clock, FileSystem
+from walstore.core.runtime.old_names import renamed
 from walstore.core.runtime.owned import Owned
 from walstore.core.runtime.statistics import GroupInfo, GroupStatistics
 from walstore.core.runtime.threads import Lane
@@ -57,6 +58,7 @@ class GroupMixin(Owned):
     async def _find_group(self, name: str, settings: GroupSettings) -> GroupBackend:
         """Return the group itself, or the way to it."""
 
+    @renamed(is_ordered="ordered")
     def group(
         self,
         name: str,
@@ -66,7 +68,7 @@ class GroupMixin(Owned):
         ack_wait_seconds: float = 30.0,
         max_deliver: int | None = None,
         max_ack_pending: int = 1000,
-        is_ordered: bool = False,
+        ordered: bool = False,
         dead_letters: str | None = None,
     ) -> Group:
         """Return a new member of the group ``name``; each record goes to one member at a time.
@@ -79,7 +81,7 @@ class GroupMixin(Owned):
         After ``max_deliver`` deliveries, 1 to 10 000, it is appended to the stream ``dead_letters``
         instead, by default the group's name and ``.dead``, with headers that tell its origin; None
         delivers without end. At most ``max_ack_pending`` jobs are with members, 1 to 1 000 000. With
-        ``is_ordered``, jobs of one key are delivered one after the other, each when the one before it is
+        ``ordered``, jobs of one key are delivered one after the other, each when the one before it is
         settled.
 
         Entering raises InvalidSettingsError if the group is in use with other options, and as :meth:`cursor`.
@@ -91,7 +93,7 @@ class GroupMixin(Owned):
             ack_wait_seconds=ack_wait_seconds,
             max_deliver=max_deliver,
             max_ack_pending=max_ack_pending,
-            is_ordered=is_ordered,
+            is_ordered=ordered,
             dead_letters=dead_letters,
         )
         name = check_group_name(name)

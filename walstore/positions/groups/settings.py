@@ -35,7 +35,7 @@ class GroupSettings:
                 f"ack_wait_seconds must be 0.001 to 30 days, not {self.ack_wait_seconds!r}"
             )
         if not isinstance(self.is_ordered, bool):
-            raise TypeError(f"is_ordered must be a bool, not {type(self.is_ordered).__name__}")
+            raise TypeError(f"ordered must be a bool, not {type(self.is_ordered).__name__}")
         if self.max_deliver is not None:
             as_count(self.max_deliver, "max_deliver", high=10_000)
         as_count(self.max_ack_pending, "max_ack_pending", high=1_000_000)

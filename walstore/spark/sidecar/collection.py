@@ -111,7 +111,7 @@ class CollectionLanding:
             if limit is None and not landing.is_late:
                 await self._log.wait_limit(self._position + 1)
             began = self._clock.monotonic()
-            done = await self._materializer.step(max_wait=RETRY_SECONDS)
+            done = await self._materializer.step(max_wait_seconds=RETRY_SECONDS)
             self._position = done.upper
             if landing.is_retry_due:
                 await self._advance(self._position)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from walstore import CorruptionError, InvalidSettingsError
+from walstore.core.runtime.old_names import renamed
 from walstore.spark.environment import require_packages
 from walstore.spark.fast_path.reading import FastPath, by_jvm, check_fast_path
 
@@ -22,6 +23,7 @@ _INT32: Final = 1
 """The stored type of numbers up to 32 bits, as Parquet numbers it."""
 
 
+@renamed(max_wait="max_wait_seconds")
 def read_collection(
     spark: SparkSession,
     url: str,
@@ -29,7 +31,7 @@ def read_collection(
     *,
     lease_seconds: float = LEASE_SECONDS,
     name: str | None = None,
-    max_wait: float | None = None,
+    max_wait_seconds: float | None = None,
     fast_path: FastPath = "auto",
 ) -> DataFrame:
     """Return the content of a collection at time ``as_of``, as ``CollectionReader.snapshot`` returns it.
@@ -50,7 +52,7 @@ def read_collection(
         name: Name of a reader of its own for this call, also as a sign of who reads. A later call with this
             name replaces it, and then nothing holds the frame of the earlier call. Default: a reader
             ``shared-…`` for all calls that read the same version; see ``Collection.planned_scan``.
-        max_wait: Longest wait in seconds until all updates up to ``as_of`` are published; TimeoutError when
+        max_wait_seconds: Longest wait until all updates up to ``as_of`` are published; TimeoutError when
             it has passed. Default: no limit.
         fast_path: ``auto`` reads with Python tasks if the JVM cannot, and logs why; ``always`` raises
             FastPathError instead, and assumes that all machines of a cluster see a ``file:`` store;
@@ -75,7 +77,7 @@ def read_collection(
         opened = AsyncExitStack()
         try:
             reader, scan, narrow = site.run(
-                _open(opened, site.store, url, as_of, lease_seconds, name, max_wait)
+                _open(opened, site.store, url, as_of, lease_seconds, name, max_wait_seconds)
             )
             # Spark's calls block: not on the event loop.
             scanning.check_names(spark, scan.schema)
@@ -94,7 +96,7 @@ async def _open(
     as_of: int | None,
     lease_seconds: float,
     name: str | None,
-    max_wait: float | None,
+    max_wait_seconds: float | None,
 ) -> tuple[CollectionReader | None, CollectionScan, Narrow]:
     """Return the reader that was named, if one was, and what it or a shared one holds."""
     from uploader import Collection
@@ -102,13 +104,15 @@ async def _open(
     collection = await opened.enter_async_context(Collection.open(url, store=store))
     if name is None:
         scan = await collection.planned_scan(
-            hold_seconds=lease_seconds, as_of=as_of, max_wait=max_wait
+            hold_seconds=lease_seconds, as_of=as_of, max_wait_seconds=max_wait_seconds
         )
         return None, scan, await _narrow(store, scan)
     reader = await opened.enter_async_context(
         await collection.reader(name, lease_seconds=lease_seconds)
     )
-    scan = await opened.enter_async_context(reader.scan(as_of=as_of, max_wait=max_wait))
+    scan = await opened.enter_async_context(
+        reader.scan(as_of=as_of, max_wait_seconds=max_wait_seconds)
+    )
     return reader, scan, await _narrow(store, scan)
 
 

@@ -256,13 +256,13 @@ async def test_what_progress_raises_is_raised(source, target, worker) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await copy(source, target, progress=refuse, parallel=2)
+        await copy(source, target, progress=refuse, concurrency=2)
 
 
 async def test_progress_is_told(source, target, worker) -> None:
     await begin(source, worker)
     told: list[Forked] = []
-    done = await copy(source, target, progress=told.append, parallel=2)
+    done = await copy(source, target, progress=told.append, concurrency=2)
     assert [one.limit for one in told] == [3, 5, 7, 9]
     assert told[-1] == done
 
@@ -272,7 +272,7 @@ async def test_at_most_so_many_at_once(source, target, worker) -> None:
     release, reached = asyncio.Event(), asyncio.Event()
     source.on("get_range", faults.hang(release, reached), times=99)
     async with asyncio.TaskGroup() as group:
-        copying = group.create_task(copy(source, target, parallel=3))
+        copying = group.create_task(copy(source, target, concurrency=3))
         async with asyncio.timeout(60):
             while source.count("get_range").requests < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0)
@@ -292,7 +292,7 @@ async def test_at_most_so_many_at_once(source, target, worker) -> None:
         ({"start": 2}, OffsetTrimmedError),
         ({"stop": 2}, OffsetTrimmedError),
         ({"start": 7, "stop": 6}, InvalidSettingsError),
-        ({"parallel": 0}, InvalidSettingsError),
+        ({"concurrency": 0}, InvalidSettingsError),
     ],
 )
 async def test_what_cannot_be_copied_is_refused_before_anything_is_put(
@@ -472,7 +472,7 @@ async def test_a_collector_that_did_not_see_the_pin(source, target, worker, nth)
         await collect(behind, source.inner, 3)
 
     source.on("get_range", faults.call(take_away), nth=nth)
-    done = await copy(source, target, parallel=2)
+    done = await copy(source, target, concurrency=2)
     assert done.limit == 13
     assert done.start in {1, 7}
     assert await cloud_values(target.inner) == numbers(done.start, 13)

@@ -494,10 +494,10 @@ async def test_limits_that_make_no_sense(store, worker, options) -> None:
         await scrub(store, **options)
 
 
-@pytest.mark.parametrize("max_in_flight", [0, 65])
-def test_settings_that_make_no_sense(max_in_flight) -> None:
+@pytest.mark.parametrize("concurrency", [0, 65])
+def test_settings_that_make_no_sense(concurrency) -> None:
     with pytest.raises(InvalidSettingsError):
-        Scrubber.open(URL, max_in_flight=max_in_flight)
+        Scrubber.open(URL, concurrency=concurrency)
 
 
 async def test_so_many_at_once(store, worker) -> None:
@@ -514,7 +514,7 @@ async def test_so_many_at_once(store, worker) -> None:
         return await request()
 
     store.on("get_range", slow, times=99)
-    async with Scrubber.open(URL, store=store, max_in_flight=3) as scrubber:
+    async with Scrubber.open(URL, store=store, concurrency=3) as scrubber:
         assert (await scrubber.scrub()).findings == ()
     assert most == 3
 

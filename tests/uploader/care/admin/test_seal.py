@@ -359,7 +359,7 @@ async def test_a_follower_ends_where_the_log_does(worker, clock: ManualClock) ->
             await asyncio.sleep(0)
         assert following.result() == [b"a", b"b"] * 2
         assert at_the_end.result() == [b"a", b"b"]
-        assert len(await reading.follow().fetch(max_wait=None)) == 4
+        assert len(await reading.follow().fetch(max_wait_seconds=None)) == 4
         later = datetime(2100, 1, 1, tzinfo=UTC)
         assert await _values(reading.follow(later)) == []
 

@@ -308,8 +308,8 @@ async def test_bad_arguments(store, worker) -> None:
         await plan(store, keep=8)
     with pytest.raises(InvalidSettingsError, match="keep"):
         await plan(store, keep="all")
-    with pytest.raises(InvalidSettingsError, match="parallel"):
-        await plan(store, parallel=0)
+    with pytest.raises(InvalidSettingsError, match="concurrency"):
+        await plan(store, concurrency=0)
 
 
 async def test_a_store_that_is_away(store, worker) -> None:

@@ -32,7 +32,7 @@ from walstore.records import Record
 
 
 async def take(group: Any, count: int) -> list[int]:
-    return [job.offset for job in await group.fetch(count, max_wait=0)]
+    return [job.offset for job in await group.fetch(count, max_wait_seconds=0)]
 
 
 async def test_what_a_dead_process_had_comes_again_after_the_lease(store, clock) -> None:
@@ -79,16 +79,16 @@ async def test_a_job_of_a_key_waits_for_the_one_before_also_in_another_process(s
 
     async with opened(store) as one, opened(store) as two:
         async with (
-            one.group("g", is_ordered=True) as first,
-            two.group("g", is_ordered=True) as second,
+            one.group("g", ordered=True) as first,
+            two.group("g", ordered=True) as second,
         ):
             (job,) = await first.fetch(1)
             assert job.offset == 1
             assert await take(second, 5) == [3, 4]
             await job.ack()
             assert await take(second, 5) == [2]
-        with pytest.raises(InvalidSettingsError, match="is_ordered=True"):
-            await two.group("g2", is_ordered=True).__aenter__()
+        with pytest.raises(InvalidSettingsError, match="ordered=True"):
+            await two.group("g2", ordered=True).__aenter__()
             await one.group("g2").__aenter__()
 
 
@@ -333,5 +333,5 @@ async def test_an_order_that_is_none_is_refused(store) -> None:
     await put_log(store, 1, lambda _: None)
     async with opened(store) as log:
         for wrong in (1, "no", None):
-            with pytest.raises(TypeError, match="is_ordered"):
-                log.group("g", is_ordered=wrong)  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="ordered"):
+                log.group("g", ordered=wrong)  # type: ignore[arg-type]

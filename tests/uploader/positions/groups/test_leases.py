@@ -33,9 +33,9 @@ async def test_a_lease_that_is_undone_twice_ends_no_lease_of_another_process(sto
         gone.cancel()
         leasing.set()
         await looks.wait()  # after the swap that gave the lease back
-        (job,) = await second.fetch(max_wait=0)
+        (job,) = await second.fetch(max_wait_seconds=0)
         looking.set()
-        assert await first.fetch(max_wait=0) == []
+        assert await first.fetch(max_wait_seconds=0) == []
         await job.in_progress()
         assert (await second.statistics()).pending == 1
 
@@ -103,14 +103,14 @@ async def test_a_lease_whose_extension_has_no_answer_is_still_the_members(
         inner.on("get", fail(timeout("not_written")), key_prefix=KEY)
         with pytest.raises(OutcomeUnknownError):
             await job.in_progress()
-        assert await first.fetch(max_wait=0) == []  # it is not given to a second member
+        assert await first.fetch(max_wait_seconds=0) == []  # it is not given to a second member
         await job.in_progress()
         await job.nak()
-        (again,) = await second.fetch(max_wait=0)
+        (again,) = await second.fetch(max_wait_seconds=0)
         assert again.deliveries == 2
         with pytest.raises(LeaseExpiredError):
             await job.in_progress()
-        await job.nak(delay=60)
+        await job.nak(delay_seconds=60)
         await again.in_progress()
 
 
@@ -131,9 +131,9 @@ async def test_an_extension_that_arrives_late_is_the_members_too(store, clock) -
             await job.in_progress()
         assert (await first.statistics()).pending == 1  # of the object as it was
         await inner.deliver()
-        assert await first.fetch(max_wait=0) == []
+        assert await first.fetch(max_wait_seconds=0) == []
         await job.nak()
-        (again,) = await second.fetch(max_wait=0)
+        (again,) = await second.fetch(max_wait_seconds=0)
         assert again.deliveries == 2
 
 

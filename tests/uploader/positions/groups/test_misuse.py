@@ -126,7 +126,7 @@ async def test_a_fetch_ends_in_time_though_others_always_come_first(store, clock
 
         inner.on("put_if_match", come_first, key_prefix=KEY, times=1000)
         before = clock.monotonic()
-        assert await group.fetch(1, max_wait=0.2) == []
+        assert await group.fetch(1, max_wait_seconds=0.2) == []
         assert clock.monotonic() - before < 1.0
 
 

@@ -161,7 +161,7 @@ async def test_a_kill_loses_no_acknowledgement(cluster: Cluster) -> None:
         second = await cluster.primary(1)  # it takes over while the first one is open
         async with second.group("g", ack_wait_seconds=600) as later:
             found = await take(later, 1)
-            while more := await later.fetch(max_wait=0.2):
+            while more := await later.fetch(max_wait_seconds=0.2):
                 found += more
             assert not before & {job.offset for job in found}
         await second.aclose()
@@ -213,7 +213,7 @@ async def bury_one(wal: Wal) -> None:
         await job.nak()
         async with asyncio.timeout(60):
             while not await letters_of(group):
-                await group.fetch(max_wait=0.05)
+                await group.fetch(max_wait_seconds=0.05)
 
 
 async def letters_of(group: Group) -> int:
@@ -259,7 +259,7 @@ async def test_a_letter_that_was_begun_is_written_once(cluster: Cluster) -> None
     await wal.aclose()
     second = await change_primary(cluster, 0, 1)
     async with second.group("g", max_deliver=1) as group:
-        assert await group.fetch(max_wait=0) == []
+        assert await group.fetch(max_wait_seconds=0) == []
     assert await letters(second) == [b"1", b"2"]
     await second.aclose()
 
@@ -311,7 +311,7 @@ async def test_groups_of_a_plain_log_become_replicated_and_plain_again(cluster: 
             jobs = await take(group, 2)
             assert sorted((job.offset, job.deliveries) for job in jobs) == [(1, 3), (5, 1)]
         async with plain.group("all") as group:
-            assert await group.fetch(max_wait=0) == []
+            assert await group.fetch(max_wait_seconds=0) == []
 
 
 async def test_a_group_survives_a_time_without_other_copies(cluster: Cluster) -> None:
@@ -373,7 +373,7 @@ async def test_a_lease_of_another_process_holds_after_a_takeover(cluster: Cluste
     async with leading(cluster, 1) as later:
         async with later.group("g", ack_wait_seconds=600) as group:
             assert [job.offset for job in await take(group, 2)] == [2, 3]
-            assert await group.fetch(max_wait=0) == []
+            assert await group.fetch(max_wait_seconds=0) == []
         await held.ack()
         await member.__aexit__(None, None, None)
         await remote.aclose()

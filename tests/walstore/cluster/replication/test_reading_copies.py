@@ -106,7 +106,7 @@ async def test_what_is_not_replicated_is_not_shown(cluster: Cluster) -> None:
         assert log.limit == 2
         await until(lambda: any(b"two have it" in data for data in cluster.files(1).values()))
         reader = log.follow(2)
-        batch = await reader.fetch(max_wait=1.5)  # longer than an idle primary waits
+        batch = await reader.fetch(max_wait_seconds=1.5)  # longer than an idle primary waits
         assert not len(batch)
         await cluster.machines[2].start()
         assert await first(log, 4, start=2) == [b"two have it", b"more", b"more", b"more"]
@@ -242,8 +242,8 @@ async def test_a_copy_that_knows_less_than_was_heard(
         with pytest.raises(StorageUnavailableError, match="has less of the log"):
             async for _ in log.reader(follow=False):
                 pass
-        assert not len(await log.follow(101).fetch(max_wait=0.2))
-        assert not len(await log.follow(200).fetch(max_wait=0.2))
+        assert not len(await log.follow(101).fetch(max_wait_seconds=0.2))
+        assert not len(await log.follow(200).fetch(max_wait_seconds=0.2))
         assert log.limit == 101
         await cluster.machines[0].start()
         async with await cluster.primary(2) as after:

@@ -159,13 +159,13 @@ def timers() -> list[asyncio.TimerHandle]:
 async def test_a_fetch_leaves_no_timer_behind(log_directory: Path) -> None:
     async with Wal.open(log_directory) as wal:
         reader = wal.follow()
-        fetching = asyncio.create_task(reader.fetch(max_wait=60))
+        fetching = asyncio.create_task(reader.fetch(max_wait_seconds=60))
         await turns()
         assert len(timers()) == 1
         await wal.append(b"a")
         assert len(await fetching) == 1
         assert timers() == []
-        cancelled = asyncio.create_task(reader.fetch(max_wait=60))
+        cancelled = asyncio.create_task(reader.fetch(max_wait_seconds=60))
         await turns()
         cancelled.cancel()
         await asyncio.wait((cancelled,))
@@ -176,8 +176,8 @@ async def test_a_fetch_leaves_no_timer_behind(log_directory: Path) -> None:
 
 async def test_the_deadline_of_one_reader_is_nothing_to_others(log_directory: Path) -> None:
     async with Wal.open(log_directory) as wal:
-        short = asyncio.create_task(wal.follow().fetch(max_wait=0.01))
-        long = asyncio.create_task(wal.follow().fetch(max_wait=60))
+        short = asyncio.create_task(wal.follow().fetch(max_wait_seconds=0.01))
+        long = asyncio.create_task(wal.follow().fetch(max_wait_seconds=60))
         following = asyncio.create_task(anext(wal.follow()))
         batch = await short
         assert (len(batch), batch.start, batch.limit) == (0, 1, 1)
@@ -194,7 +194,7 @@ async def test_deadlines_that_pass_on_an_idle_log_leave_no_waiters(log_directory
         following = asyncio.create_task(anext(wal.follow()))
         await turns()
         for _ in range(50):
-            assert not await wal.follow().fetch(max_wait=0.0001)
+            assert not await wal.follow().fetch(max_wait_seconds=0.0001)
         assert len(wal._state.visible._queue) < 5
         await wal.append(b"a")
         assert (await following).value == b"a"
@@ -203,7 +203,7 @@ async def test_deadlines_that_pass_on_an_idle_log_leave_no_waiters(log_directory
 async def test_a_record_visible_as_the_deadline_passes_is_returned(log_directory: Path) -> None:
     async with Wal.open(log_directory) as wal:
         reader = wal.follow()
-        fetching = asyncio.create_task(reader.fetch(max_wait=60))
+        fetching = asyncio.create_task(reader.fetch(max_wait_seconds=60))
         await turns()
         (timer,) = timers()
         (waiter,) = timer._args  # type: ignore[attr-defined]

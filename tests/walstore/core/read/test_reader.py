@@ -204,9 +204,9 @@ async def test_a_time_behind_stop_is_never_reached() -> None:
 async def test_fetch_waits_for_a_time_at_most_so_long() -> None:
     source = ListSource(20)
     reader = Reader(source, start=from_timestamp_us(25_000))
-    assert not await reader.fetch(max_wait=0)
+    assert not await reader.fetch(max_wait_seconds=0)
     feeding = asyncio.create_task(_feed_old_records(source))
-    assert not await reader.fetch(max_wait=0.02), "old records do not make it wait longer"
+    assert not await reader.fetch(max_wait_seconds=0.02), "old records do not make it wait longer"
     feeding.cancel()
     source.append(200)
     assert (await reader.fetch(max_records=1)).start >= 25
@@ -398,12 +398,12 @@ async def test_fetch_stops_at_so_many_bytes_but_returns_at_least_one_record() ->
 async def test_fetch_waits_a_number_of_seconds(follow) -> None:
     reader = Reader(ListSource(5), follow=follow)
     for value in (10**400, float("nan"), float("inf")):
-        with pytest.raises(InvalidSettingsError, match="max_wait must be a finite number"):
-            await reader.fetch(max_wait=value)
+        with pytest.raises(InvalidSettingsError, match="max_wait_seconds must be a finite number"):
+            await reader.fetch(max_wait_seconds=value)
     for value in ("1", True):
-        with pytest.raises(TypeError, match="max_wait must be a number of seconds"):
-            await reader.fetch(max_wait=value)  # type: ignore[arg-type]
-    assert len(await reader.fetch(max_wait=0)) == 5
+        with pytest.raises(TypeError, match="max_wait_seconds must be a number of seconds"):
+            await reader.fetch(max_wait_seconds=value)  # type: ignore[arg-type]
+    assert len(await reader.fetch(max_wait_seconds=0)) == 5
 
 
 @pytest.mark.parametrize("most", [0, -1])
@@ -415,9 +415,9 @@ async def test_fetch_needs_room_for_a_record(most) -> None:
 @pytest.mark.parametrize("follow", [True, False])
 async def test_fetch_waits_at_most_so_long_and_returns_nothing_then(follow) -> None:
     reader = Reader(ListSource(5), start=6, follow=follow)
-    batch = await reader.fetch(max_wait=0.01)
+    batch = await reader.fetch(max_wait_seconds=0.01)
     assert (len(batch), batch.start, batch.limit) == (0, 6, 6)
-    assert len(await reader.fetch(max_wait=0)) == 0
+    assert len(await reader.fetch(max_wait_seconds=0)) == 0
 
 
 async def test_fetch_without_follow_and_limit_does_not_wait() -> None:
@@ -426,8 +426,10 @@ async def test_fetch_without_follow_and_limit_does_not_wait() -> None:
 
 async def test_fetch_waits_as_long_as_it_takes() -> None:
     source = ListSource(5)
-    for max_wait in (None, 60):
-        fetching = asyncio.create_task(Reader(source, start=source.tail).fetch(max_wait=max_wait))
+    for max_wait_seconds in (None, 60):
+        fetching = asyncio.create_task(
+            Reader(source, start=source.tail).fetch(max_wait_seconds=max_wait_seconds)
+        )
         await turns()
         assert not fetching.done()
         source.append(3)
@@ -614,7 +616,7 @@ async def test_polling_an_idle_log_keeps_nothing(log_directory: Path) -> None:
         follower = asyncio.create_task(anext(wal.follow()))
         await turns()
         for _ in range(50):
-            await asyncio.gather(*(reader.fetch(max_wait=0) for reader in readers))
+            await asyncio.gather(*(reader.fetch(max_wait_seconds=0) for reader in readers))
         limit = wal._state.durable
         assert len(limit._queue) + len(limit._others) < 10
         await wal.append(b"a")

@@ -253,7 +253,7 @@ async def test_max_wait_is_one_deadline_however_often_others_append() -> None:
     """Foreign records wake the fetch up; none of them may give it its time again."""
     source = StreamSource(make("b"))
     reader = Reader(source, stream="a")
-    fetching = asyncio.ensure_future(reader.fetch(max_wait=0.1))
+    fetching = asyncio.ensure_future(reader.fetch(max_wait_seconds=0.1))
     while not fetching.done():  # for ever, if they did
         source.append("b", "c")
         await turns()
@@ -266,7 +266,7 @@ async def test_max_wait_is_one_deadline_however_often_others_append() -> None:
 async def test_max_wait_holds_while_it_looks_through_what_is_there() -> None:
     source = StreamSource(make("b" * 100), cuts=set(range(101)), per_read=1)
     reader = Reader(source, stream="a", follow=False)
-    positions = [(await reader.fetch(max_wait=0)).limit for _ in range(5)]
+    positions = [(await reader.fetch(max_wait_seconds=0)).limit for _ in range(5)]
     assert positions == [2, 3, 4, 5, 6], "each call gets on, none goes to the end"
 
 
@@ -274,7 +274,7 @@ async def test_a_fetch_that_waits_returns_the_first_record_of_the_stream() -> No
     source = StreamSource(make("ab"))
     reader = Reader(source, start=3, stream="a")
     for wait in (None, 60):
-        fetching = asyncio.ensure_future(reader.fetch(max_wait=wait))
+        fetching = asyncio.ensure_future(reader.fetch(max_wait_seconds=wait))
         for _ in range(3):
             source.append("b")
             await turns()
@@ -441,7 +441,7 @@ def test_any_way_of_reading_is_a_walk_over_a_list(log, name, per_read, indexed, 
                     assert (batch.start, batch.limit) == (before, reader.position)
                     at = max(at, reader.position)
                 case "poll":
-                    batch = await reader.fetch(max_wait=0, max_bytes=1)
+                    batch = await reader.fetch(max_wait_seconds=0, max_bytes=1)
                     assert batch.records() == wanted[: len(batch)]
                     assert (batch.start, batch.limit) == (before, reader.position)
                     at = max(at, reader.position)

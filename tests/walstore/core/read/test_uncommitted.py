@@ -47,7 +47,7 @@ async def test_records_are_seen_before_their_sync(wal, faulty) -> None:
         assert reader.is_caught_up
         assert durable.is_caught_up
         assert durable.position == wal.durable_limit == 1
-        assert (await durable.fetch(max_wait=0)).start == 1
+        assert (await durable.fetch(max_wait_seconds=0)).start == 1
     await asyncio.gather(writing, later)
     assert (await anext(durable)).value == b"1"
 

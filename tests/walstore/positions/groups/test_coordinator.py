@@ -25,7 +25,7 @@ async def test_what_is_not_settled_takes_so_much_memory_at_most(
         seen: list[int] = []
         async with wal.group("g", max_ack_pending=1000) as group:
             while len(seen) < 300:
-                jobs = await group.fetch(1000, max_wait=60)
+                jobs = await group.fetch(1000, max_wait_seconds=60)
                 unsettled = (await group.statistics()).unsettled
                 assert (unsettled - 5) * (size + 200) <= 20_000
                 seen += [job.offset for job in jobs]
@@ -68,7 +68,7 @@ async def test_others_come_between_what_a_member_gives_back(
     async with Wal.open(tmp_path / "log") as wal, wal.group("g", max_deliver=1) as group:
         while jobs > 1:  # of the first one there is a dead letter
             jobs -= len(await group.fetch(500))
-        assert await group.fetch(max_wait=0) == []
+        assert await group.fetch(max_wait_seconds=0) == []
 
 
 @pytest.mark.parametrize("ends", ["done", "cancelled", "closed"])
@@ -97,7 +97,7 @@ async def test_others_come_between_what_is_acknowledged_at_once(
     if ends != "cancelled":
         await acking
     async with Wal.open(tmp_path / "log") as wal, wal.group("g") as group:
-        assert await group.fetch(max_wait=0) == []
+        assert await group.fetch(max_wait_seconds=0) == []
 
 
 async def test_nothing_is_acknowledged_if_one_is_no_job(tmp_path: Path) -> None:
@@ -120,11 +120,11 @@ async def test_a_letter_that_is_refused_keeps_nobody_out_after_a_restart(tmp_pat
             (job,) = await group.fetch()
             await job.nak()
             while (await group.statistics()).pending < 1:
-                await group.fetch(1, max_wait=0.05)
+                await group.fetch(1, max_wait_seconds=0.05)
     async with Wal.open(tmp_path) as wal:
         for _ in range(2):  # the letter is refused at each of them
             async with wal.group("g", stream="jobs", max_deliver=1) as group:
-                assert await group.fetch(max_wait=0) == []
+                assert await group.fetch(max_wait_seconds=0) == []
         await wal.append(b"new", stream="jobs")
         async with wal.group("g", stream="jobs", max_deliver=1) as group:
             (job,) = await group.fetch()
@@ -132,7 +132,7 @@ async def test_a_letter_that_is_refused_keeps_nobody_out_after_a_restart(tmp_pat
             await job.ack()
             await wal.open_stream("g.dead")
             while (await group.statistics()).dead < 2:
-                await group.fetch(max_wait=0.05)
+                await group.fetch(max_wait_seconds=0.05)
         async with wal.reader(stream="g.dead", follow=False) as reader:
             assert sorted([record.value async for record in reader]) == [b"dies", b"lives"]
 
@@ -145,7 +145,7 @@ async def test_entering_may_be_cancelled_while_a_letter_is_appended_again(tmp_pa
         async with wal.group("g", stream="jobs", max_deliver=1) as group:
             (job,) = await group.fetch()
             await job.nak()
-            assert await group.fetch(max_wait=0.05) != []
+            assert await group.fetch(max_wait_seconds=0.05) != []
     for turns in range(0, 60, 3):
         async with Wal.open(tmp_path) as wal:
             group = wal.group("g", stream="jobs", max_deliver=1)

@@ -71,7 +71,7 @@ async def write_history(
                 if since is not None:
                     await reader.downgrade_since(min(since, upper - 1))
                 async with Controller.open(url) as controller:
-                    await controller.compact(is_full=chance.random() < 0.3)
+                    await controller.compact(full=chance.random() < 0.3)
     return url, upper
 
 
@@ -114,7 +114,7 @@ class LaterClock(SystemClock):
 async def compact(url: str, *, collects: bool = False) -> None:
     """Compact all; with ``collects`` also remove garbage, as if it was hours later."""
     async with Controller.open(url) as controller:
-        await controller.compact(is_full=True)
+        await controller.compact(full=True)
     if collects:
         async with Controller.open(url, clock=LaterClock()) as controller:
             await controller.gc()

@@ -94,7 +94,7 @@ async def build(
             if rng.random() < 0.2:
                 await reader.downgrade_since(rng.randrange(reader.frontier, upper))
             if rng.random() < compactions:
-                await keeper.compact(is_full=rng.random() < 0.3)
+                await keeper.compact(full=rng.random() < 0.3)
         return sorted({reader.frontier, upper - 1, rng.randrange(reader.frontier, upper)})
 
 

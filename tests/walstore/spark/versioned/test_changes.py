@@ -150,7 +150,7 @@ async def hold(url: str, since: int) -> None:
         await collection.reader(since=since),
         Controller.open(url) as controller,
     ):
-        await controller.compact(is_full=True)
+        await controller.compact(full=True)
 
 
 @pytest.mark.slow

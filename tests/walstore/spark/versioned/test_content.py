@@ -86,7 +86,7 @@ def small(url):
                 rows = pa.table({"id": [1, 2 + at], "a.`b": [float(at), math.nan]})
                 await writer.append(rows, lower=at, upper=at + 1)
                 if at == 1:
-                    await keeper.compact(is_full=True)
+                    await keeper.compact(full=True)
 
     run(fill())
     return url
@@ -110,7 +110,7 @@ def test_its_reader_stays_and_holds_the_objects(spark, small):
         for now_us in hours:
             clock = Fixed(now_us)
             async with Controller.open(small, take_over=True, clock=clock) as keeper:
-                await keeper.compact(is_full=True)
+                await keeper.compact(full=True)
                 purged.append(await keeper.gc())
 
     purged: list[Purged] = []

@@ -37,7 +37,7 @@ def url(tmp_path):
 
 async def compact(url, engine, *, is_full=True):
     async with Controller.open(url, settings=SMALL, take_over=True) as keeper:
-        return await keeper.compact(engine=engine, is_full=is_full)
+        return await keeper.compact(engine=engine, full=is_full)
 
 
 async def merged_rows(url: str) -> tuple[CollectionSchema, list[pa.Table]]:
@@ -70,7 +70,7 @@ def test_both_engines_write_the_same(spark, url, tmp_path, kind, steps):
 
     async def locally() -> None:
         async with Controller.open(url) as keeper:
-            await keeper.compact(is_full=True)
+            await keeper.compact(full=True)
 
     run(locally())
     here = run(merged_rows(url))
