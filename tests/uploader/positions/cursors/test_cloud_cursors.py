@@ -698,15 +698,6 @@ async def test_two_that_create_at_once_agree(place: Place) -> None:
     assert (await place.cursors.create("billing", 11)).position == 7
 
 
-@pytest.mark.parametrize("fault", [fail(timeout()), happen_then_fail(timeout())])
-async def test_create_reads_back_a_lost_answer(place: Place, fault: Fault) -> None:
-    place.store.on("put_if_absent", fault)
-    assert (await place.cursors.create("billing", 11)).position == 11
-    loaded = await place.other.load("billing")
-    assert loaded is not None
-    assert loaded.position == 11
-
-
 @pytest.mark.parametrize("fault", [kill(), happen_then_kill()])
 @pytest.mark.parametrize("nth", range(1, 5))
 async def test_create_after_a_death_is_where_the_first_was(
