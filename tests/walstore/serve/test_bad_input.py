@@ -132,17 +132,31 @@ async def test_bytes_that_are_no_message_end_the_connection(
 async def test_numbers_of_more_than_64_bits(served: Served, remote: RemoteWal) -> None:
     """They raise what they raise of a log in this process, though no message has room for them."""
     await remote.append(b"v")
-    for number in (1 << 80, -(1 << 80)):
+    seen = await remote.cursor("seen")
+    for number in (1 << 64, 1 << 80, -(1 << 80)):
         for name, ask in (
             ("timestamp_at", lambda log, at=number: log.timestamp_at(at)),
             ("wait_durable", lambda log, at=number: log.wait_durable(at)),
             ("expect_offset", lambda log, at=number: log.append_many([b"v"], expect_offset=at)),
             ("timestamp_us", lambda log, at=number: log.append(b"v", timestamp_us=at)),
+            ("lease", lambda log, at=number: log.cursor("c", lease_seconds=at)),
+            ("place", lambda log, at=number: log.cursor("c", start=abs(at))),
+            ("group", lambda log, at=number: entered(log.group("g", start=abs(at)))),
+            ("trim", lambda log, at=number: log.trim(abs(at))),
         ):
             with case(name, number):
                 raised = [await outcome(ask(log)) for log in (served.wal, remote)]
                 assert type(raised[0]) is type(raised[1])
         assert await remote.offset_at(number) == await served.wal.offset_at(number)
+        with pytest.raises((WalError, ValueError)):
+            await seen.commit(number)
+    assert [one.name for one in await remote.cursors()] == ["seen"]
+    assert (await remote.groups(), remote.head) == ([], 1)
+
+
+async def entered(group: Any) -> None:
+    async with group:
+        pass
 
 
 async def outcome(asking: Awaitable[object]) -> Exception:
