@@ -6,7 +6,6 @@ import importlib
 import threading
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -17,7 +16,6 @@ from tests import programs
 from walstore.core.format import codec
 from walstore.core.format.codec import BodyError, compress, decompress
 
-ROOT = Path(__file__).parents[2]
 TEXT = b"".join(
     b"user=%d action=click page=/item/%d\n" % (n % 97, n * n % 1009) for n in range(3000)
 )

@@ -249,7 +249,7 @@ def test_the_head_of_a_log_without_hints(tmp_path: Path) -> None:
         assert held.head() == 77
 
 
-PAGE = Path(__file__).parents[3] / "docs" / "consumers.md"
+PAGE = Path(__file__).parents[4] / "docs" / "consumers.md"
 WHOLE = CursorState(42, 7, b"12345678", 1000, 60, 1060, "process 12 on somewhere")
 
 

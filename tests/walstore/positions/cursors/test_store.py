@@ -213,7 +213,7 @@ asyncio.run(main())
 @pytest.mark.slow
 async def test_two_processes_lose_no_commit(log: StillLog) -> None:
     """Each adds 25 to the position by compare-and-swap."""
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     children = [
         await asyncio.create_subprocess_exec(
             sys.executable, "-c", CHILD, str(log.path), cwd=root, stderr=subprocess.PIPE
