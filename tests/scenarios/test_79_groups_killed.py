@@ -25,7 +25,7 @@ KILLS = some(80)
 JOBS = 3000
 MEMBERS = 4
 LEASE_SECONDS = 2.0
-OPTIONS: dict[str, Any] = {"ack_wait_seconds": LEASE_SECONDS, "is_ordered": True}
+OPTIONS: dict[str, Any] = {"ack_wait_seconds": LEASE_SECONDS, "ordered": True}
 MEMBER = """
 import asyncio, os, sys, time
 from walstore import connect

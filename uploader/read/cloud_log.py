@@ -317,13 +317,14 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
             async for fragment in scanned:
                 yield fragment
 
-    async def fragments(self, start: int = 0, limit: int | None = None) -> list[Fragment]:
-        """Return the manifest's entries that overlap ``[start, limit)``, snapshots resolved.
+    @renamed(limit="stop")
+    async def fragments(self, start: int = 0, stop: int | None = None) -> list[Fragment]:
+        """Return the manifest's entries that overlap ``[start, stop)``, snapshots resolved.
 
         Returns all at once; :meth:`scan` takes little memory however long the log is.
         """
         self.check_open()
-        return await self._fragments.tree.entries(self.manifest, start, limit)
+        return await self._fragments.tree.entries(self.manifest, start, stop)
 
     async def read_fragment(self, entry: Fragment, *, verify: bool = False) -> FragmentBatch:
         """Return a fragment's records; checks length and offsets against its entry, optionally the setsum."""
