@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tests.sim.loop import Process
 from walstore.core.runtime.error_mapping import copy_error
 from walstore.errors import StorageUnavailableError, WalClosedError, WalError
+from walstore.net.wire.verbs import Verb
 
 if TYPE_CHECKING:
     from tests.sim.replicas.history import ReplicaHistory
@@ -130,15 +131,14 @@ class SimClient:
     def is_connected(self) -> bool:
         return self._link is not None and not self._link.is_lost
 
-    async def call(self, name: str, *arguments: Any, payload: Any = (), **_: Any) -> Any:
+    async def call(self, verb: Verb, *arguments: Any, payload: Any = (), **_: Any) -> Any:
         if self._is_closed:
             raise WalClosedError("the connection is closed")
         if self._link is None or self._link.is_lost:
             raise StorageUnavailableError("there is no connection")
-        return await self._link.send(name, arguments, b"".join(payload))
+        return await self._link.send(verb.name, arguments, b"".join(payload))
 
-    def send(self, _: Any, head: Any, payload: Any = b"", **__: Any) -> Any:
-        name, arguments = head
+    def send(self, verb: Verb, *arguments: Any, payload: Any = b"", **_: Any) -> Any:
         if self._is_closed or self._link is None or self._link.is_lost:
             raise StorageUnavailableError("there is no connection")
         answered: asyncio.Future[Any] = self._history.loop.create_future()
@@ -152,7 +152,7 @@ class SimClient:
             else:
                 answered.set_result((future.result(), b""))
 
-        sent = self._link.send(name, arguments, b"".join(payload))
+        sent = self._link.send(verb.name, arguments, b"".join(payload))
         sent.add_done_callback(answer)
         return SimpleNamespace(future=answered)
 
