@@ -12,6 +12,7 @@ import contextlib
 import os
 import threading
 from asyncio import _get_running_loop
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from datetime import datetime
@@ -24,6 +25,7 @@ from walstore.core.faces.transaction import Transaction
 from walstore.core.read.reader import MIB, Reader
 from walstore.core.runtime.error_mapping import copy_error
 from walstore.core.runtime.old_names import renamed
+from walstore.core.runtime.owned import NotCopied
 from walstore.core.runtime.resource import Opening
 from walstore.core.runtime.statistics import GroupInfo, GroupStatistics, Statistics
 from walstore.core.validation.arguments import as_int
@@ -165,7 +167,7 @@ class _LoopThread:
                         call.cancel()
 
 
-class BlockingLog:
+class BlockingLog(NotCopied):
     """A log, opened here or at a server. Made by :func:`open` and :func:`connect`; any thread may use it."""
 
     def __init__(self, opening: Opening[Wal] | Opening[RemoteWal]) -> None:
@@ -332,7 +334,7 @@ class BlockingLog:
         return self._loop.run(make)
 
 
-class BlockingReader:
+class BlockingReader(NotCopied):
     """Reads records in offset order, each once. Made by :meth:`BlockingLog.reader`; one thread at a time.
 
     With ``with`` the place where it begins is found, and checked, at once, and what it has in memory is
@@ -343,6 +345,8 @@ class BlockingReader:
         """Not for callers; see :meth:`BlockingLog.reader`."""
         self._loop = loop
         self._reader = reader
+        self._kept: deque[Record] = deque()
+        """Fetched together by a loop over records, and not delivered yet."""
 
     @renamed(max_wait="max_wait_seconds")
     def fetch(
@@ -353,6 +357,8 @@ class BlockingReader:
         max_wait_seconds: float | None = None,
     ) -> Batch:
         """Return the next records as one batch; as :meth:`walstore.Reader.fetch`."""
+        if self._kept:
+            self.seek(self.position)
         return self._loop.run(
             lambda: self._reader.fetch(
                 max_records=max_records, max_bytes=max_bytes, max_wait_seconds=max_wait_seconds
@@ -360,14 +366,19 @@ class BlockingReader:
         )
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield records; :attr:`position` is then after those fetched together, up to 500."""
-        while batch := self.fetch():
-            yield from batch
+        """Yield records. A loop that is left may be followed by another one, which continues there."""
+        while self._kept or self._fill():
+            yield self._kept.popleft()
+
+    def _fill(self) -> bool:
+        """Fetch records for a loop; return whether there are some."""
+        self._kept.extend(self.fetch())
+        return bool(self._kept)
 
     @property
     def position(self) -> int:
-        """Offset of the next record to be fetched."""
-        return self._reader.position
+        """Offset of the next record to be delivered."""
+        return self._kept[0].offset if self._kept else self._reader.position
 
     def seek(self, start: Start | str | int | datetime) -> None:
         """Continue at another place; as :meth:`walstore.Reader.seek`."""
@@ -376,16 +387,18 @@ class BlockingReader:
             self._reader.seek(start)
 
         self._loop.run(seek)
+        self._kept.clear()
 
     def __enter__(self) -> Self:
         self._loop.run(self._reader.__aenter__)
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._kept.clear()
         self._loop.run(lambda: self._reader.__aexit__(None, None, None))
 
 
-class BlockingCursor:
+class BlockingCursor(NotCopied):
     """A named, durable position. Made by :meth:`BlockingLog.cursor`; as :class:`walstore.Cursor`."""
 
     def __init__(self, loop: _LoopThread, cursor: Cursor) -> None:
@@ -411,7 +424,7 @@ class BlockingCursor:
         return self._loop.run(self._cursor.refresh)
 
 
-class BlockingTransaction:
+class BlockingTransaction(NotCopied):
     """Records that enter the log together or not at all. Made by :meth:`BlockingLog.transaction`.
 
     One thread at a time; once the end of the block has begun to commit, calls of others are refused.
@@ -457,7 +470,7 @@ class BlockingTransaction:
         self._loop.run(lambda: self._transaction.__aexit__(kind, error, trace))
 
 
-class BlockingJob:
+class BlockingJob(NotCopied):
     """A record that one member of a group has for a time; as :class:`walstore.Job`."""
 
     def __init__(self, loop: _LoopThread, job: Job) -> None:
@@ -492,7 +505,7 @@ class BlockingJob:
         self._loop.run(self._job.term)
 
 
-class BlockingGroup:
+class BlockingGroup(NotCopied):
     """A member of a group, for ``with``; ``for job in group`` waits for ever. As :class:`walstore.Group`."""
 
     def __init__(self, loop: _LoopThread, group: Group) -> None:

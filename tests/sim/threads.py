@@ -237,7 +237,7 @@ _SIMULATED_THREADING = SimpleNamespace(**vars(threading) | {"Lock": SimLock})
 
 def modules_with_locks() -> list[ModuleType]:
     """Return the modules whose locks threads may hold during calls on the disk."""
-    packages = ("append", "cursors", "files", "log", "read", "store")
+    packages = ("core.append", "positions.cursors", "core.files", "log", "core.read", "store")
     prefixes = tuple(f"walstore.{name}." for name in packages)
     return [
         module

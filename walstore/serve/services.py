@@ -165,7 +165,9 @@ class LogService(Service):
         """As of :class:`Service`."""
         verb = VERBS.get(name)
         if verb is None:
-            raise ValueError(f"the server has no call {name[:100]!r}")
+            raise InvalidSettingsError(
+                f"the server has no call {name[:100]!r}: the client may be of a later version"
+            )
         method, given = getattr(self._places[verb.place], name), verb.unpack(arguments)
         if verb.place is _APPENDS:
             begun = method(message, *given)

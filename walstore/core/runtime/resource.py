@@ -19,7 +19,7 @@ from asyncio import _get_running_loop
 from collections.abc import Awaitable, Callable, Generator
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
 
 from walstore.core.runtime.owned import NotCopied
@@ -67,7 +67,12 @@ class Unclosed(NamedTuple):
     """What became of its records."""
 
 
-class Opening(Generic[_C]):
+_HOW_TO_OPEN: Final = (
+    "write 'async with ... as log:', or 'log = await ...'; walstore.sync is for threads and scripts"
+)
+
+
+class Opening(NotCopied, Generic[_C]):
     """An open that has not happened yet: ``await`` it and call ``aclose`` yourself, or ``async with``.
 
     Leaving the block closes the resource. If the block itself raised, an error of closing is added to
@@ -80,6 +85,17 @@ class Opening(Generic[_C]):
 
     def __await__(self) -> Generator[Any, None, _C]:
         return self._open_it().__await__()
+
+    if not TYPE_CHECKING:  # type checkers find these mistakes by themselves
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(f"nothing is open yet, so there is no {name!r}: {_HOW_TO_OPEN}")
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(f"it opens in an event loop: {_HOW_TO_OPEN}")
+
+        def __exit__(self, *_: object) -> None:
+            """Only here so that ``with`` reaches ``__enter__``."""
 
     async def __aenter__(self) -> _C:
         self._resource = await self._open_it()
