@@ -200,3 +200,25 @@ async def test_a_log_is_neither_copied_nor_pickled(face: Face) -> None:
             copy_it(face.log)
     gc.collect()  # what is left of the attempts
     await face.writer.append(b"the owner goes on")
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        walstore.Wal.open("nowhere"),
+        walstore.Wal.open_readonly("nowhere"),
+        walstore.WalStore.open("nowhere"),
+        walstore.connect("unix:///nowhere"),
+        walstore.open("nowhere"),
+        uploader.CloudLog.open("memory://nowhere"),
+    ],
+    ids=lambda opening: type(opening).__name__,
+)
+def test_what_is_not_open_yet_says_how_it_is_opened(opening: Any) -> None:
+    """The commonest mistake: a call without await, or a block without async."""
+    with pytest.raises(AttributeError, match="write 'async with"):
+        opening.append  # noqa: B018
+    with pytest.raises(TypeError, match="write 'async with"), opening:
+        pytest.fail("it is open")
+    with pytest.raises(TypeError, match="cannot be copied"):
+        copy.copy(opening)

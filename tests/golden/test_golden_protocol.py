@@ -20,6 +20,7 @@ from zlib import crc32
 from tests.local import turns
 from tests.walstore.serve.served import serving
 from walstore import RegisterMismatchError, RemoteWal, connect, connect_readonly
+from walstore.net.wire import verbs
 from walstore.net.wire.message import Decoder, Kind
 from walstore.testing import ManualClock
 
@@ -87,7 +88,7 @@ async def recorded(path: Path) -> AsyncIterator[tuple[str, Recorder]]:
 
 
 async def use_it(wal: RemoteWal) -> None:
-    """Ask for everything that a client can ask for, one after the other."""
+    """Ask for what a client can ask for, one after the other."""
     await wal.append(b"lone", key=b"k", stream="s", headers={"h": b"1"}, timestamp_us=5)
     await asyncio.gather(*(wal.append(b"%d" % one) for one in range(3)))
     await wal.append(b"fast", durability="memory")
@@ -147,6 +148,21 @@ async def transcript(path: Path) -> list[str]:
             await log.offset_at(6)
             await log.timestamp_at(3)
         return recorder.lines
+
+
+ASKED_BY_CHANCE: Final = {"begin_scrub", "limits", "registers", "stay", "take_back"}
+"""Of a replicated log, of many registers, and what a client asks when a call is cancelled, or takes long."""
+
+
+def test_every_verb_is_asked_for() -> None:
+    """A new one belongs into the transcript, or is named here."""
+    text = GOLDEN.read_text()
+    of_members = [
+        one.part for one in vars(verbs).values() if isinstance(one, verbs.Verb) and one.part
+    ]
+    asked = {name for name in verbs.VERBS if f"['{name}'" in text}
+    asked |= {part for part in of_members if f"['group', ['{part}'" in text}
+    assert {*verbs.VERBS, *of_members} - asked == ASKED_BY_CHANCE
 
 
 async def test_every_message_is_as_it_was(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
+import pickle
 import subprocess
 import sys
 import threading
@@ -40,6 +42,31 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BlockingLog]
         walstore.sync.connect(address, connect_seconds=60) as found,
     ):
         yield found
+
+
+def test_a_loop_that_is_left_is_followed_by_another_one(log: BlockingLog) -> None:
+    log.append_many([b"%d" % number for number in range(1, 8)])
+    reader = log.reader(follow=False)
+    for record in reader:
+        if record.offset == 2:
+            break
+    assert reader.position == 3
+    assert next(iter(reader)).offset == 3
+    assert list(reader.fetch(max_records=2).values) == [b"4", b"5"]
+    assert [record.offset for record in reader] == [6, 7]
+    with log.reader(follow=False) as reader:
+        assert next(iter(reader)).offset == 1
+        reader.seek(5)
+        assert [record.offset for record in reader] == [5, 6, 7]
+
+
+def test_handles_are_neither_copied_nor_pickled(log: BlockingLog) -> None:
+    handles = (log, log.reader(follow=False), log.cursor("c"), log.group("g"), log.transaction())
+    for handle in handles:
+        for copy_it in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="cannot be copied or pickled"):
+                copy_it(handle)
+    assert log.append(b"the owner goes on") == 1
 
 
 @pytest.mark.slow

@@ -129,7 +129,8 @@ _CONTEXT: Final = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     name=PROGRAM,
     cls=_Grouped,
-    help="A write-ahead log for asyncio programs, in directories and object storage.",
+    help="A write-ahead log for asyncio programs. LOCATION: a directory (data/orders), a store "
+    "(s3://bucket/orders) or a server (unix:///run/w.sock).",
     epilog="Exit codes: 0 ok, 1 usage or operation, 2 corruption, 3 not found, 4 locked or fenced.",
     no_args_is_help=True,
     add_completion=True,
