@@ -53,6 +53,9 @@ SURE_FAULTS = {2, 4, 7}
 """The calls of a store that fail whatever chance says: a busy machine makes few calls in all."""
 
 
+CLOCK = SystemClock()
+
+
 class Unreliable(FaultyStore):
     """A slow store whose calls sometimes fail, and whose answers are sometimes lost."""
 
@@ -128,14 +131,14 @@ class Appending:
                     tasks.create_task(self._append_at(value))
                 elif kind < 0.2:
                     lead_us = chance.randrange(-2000, 2000)
-                    time_us = self._log._clock.now_us() + lead_us
+                    time_us = CLOCK.now_us() + lead_us
                     tasks.create_task(
                         self._told(self._log.append(value, timestamp_us=time_us), value)
                     )
                 else:
                     tasks.create_task(self._told(self._log.append(value, b"key"), value))
                 if chance.random() < 0.5:
-                    await self._log._clock.sleep(chance.random() * PUT_SECONDS)
+                    await CLOCK.sleep(chance.random() * PUT_SECONDS)
                 if chance.random() < 0.01:
                     await self._log.flush()
 
