@@ -100,7 +100,7 @@ def test_pauses_grow_in_one_place() -> None:
 
 PRIVATE = {
     "a part of an open object, which has no public name for it: its counts, its faults, its file": """
-        _anchor _background _bucket _channel _clock _commit_loop _connection _disk _disk_key
+        _anchor _background _bucket _channel _commit_loop _connection _disk _disk_key
         _disk_watch _engine _files _fragments _fs _guard _head_starts _inline _keeper _known _publisher
         _queue _root _runner _sequencer _session _shared _state _store _streams _tail _window""",
     "a call that is replaced or begun alone, because no public call stops there": """
