@@ -408,12 +408,13 @@ class PosixFileSystem:
     def _open(self, path: Path, flags: int) -> int:
         if flags & (os.O_RDWR | os.O_CREAT):
             flags |= os.O_NOFOLLOW
-        flags |= (
-            os.O_CLOEXEC | os.O_NONBLOCK
-        )  # a pipe in the place of a file would wait for a writer
+        flags |= os.O_CLOEXEC
         try:
             with self._anchor.at(path) as (parent, name):
-                return os.open(name, flags, 0o644, dir_fd=parent)
+                try:  # a pipe in the place of a file would wait for a writer
+                    return os.open(name, flags | os.O_NONBLOCK, 0o644, dir_fd=parent)
+                except BlockingIOError:  # a lease (see is_alone), which is given back at once
+                    return os.open(name, flags, 0o644, dir_fd=parent)
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -214,6 +217,31 @@ def test_a_relative_directory_can_be_made(
     monkeypatch.chdir(tmp_path)
     system.make_directory(Path("a/b"))
     assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_a_file_on_which_another_one_holds_a_lease_is_opened_after_it(
+    system: PosixFileSystem, tmp_path: Path
+) -> None:
+    """As the writer does for a moment, to see that nobody else has a segment that it would recycle."""
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    held = os.open(path, os.O_RDWR)
+    waited = []
+
+    def give_back(*_: object) -> None:
+        waited.append(True)
+        fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+    before = signal.signal(signal.SIGURG, give_back)
+    try:
+        fcntl.fcntl(held, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(system.read, path).result(timeout=40) == b"content"
+    finally:
+        signal.signal(signal.SIGURG, before)
+        os.close(held)
+    assert waited
 
 
 def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(
