@@ -18,6 +18,7 @@ from walstore.core.ports import Clock, FileSystem
 from walstore.core.read.reader import Reader
 from walstore.core.runtime.clock import SystemClock
 from walstore.core.runtime.resource import LoopGuard
+from walstore.positions.cursor_state import CursorState
 from walstore.positions.cursors.consumer import Consumer
 from walstore.positions.cursors.directory import (
     DIRECTORY_NAME,
@@ -28,7 +29,6 @@ from walstore.positions.cursors.directory import (
     lowest_pin,
 )
 from walstore.positions.cursors.store import CursorStore
-from walstore.positions.state import CursorState
 from walstore.testing import ManualClock
 
 FS = PosixFileSystem()

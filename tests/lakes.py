@@ -20,7 +20,7 @@ from pathlib import Path
 import pyspark
 from pyspark.sql import SparkSession
 
-from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
+from walstore.spark.sidecar.sidecar_settings import SidecarSettings, TableFormat
 
 MINOR = ".".join(pyspark.__version__.split(".")[:2])
 ROOT = Path(__file__).parents[1]

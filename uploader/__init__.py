@@ -9,7 +9,13 @@ with needs_extra("cloud", "the cloud tier"):
     from uploader.care.admin.scrubber import Scrubber, ScrubReport, ScrubTally
     from uploader.care.admin.seal import seal
     from uploader.care.dirty.dirty_log import Dirty, DirtyLog, RolledUp
-    from uploader.care.gc.collection import Collected, CollectorSettings, Deleted, Plan, Progress
+    from uploader.care.gc.collection_plan import (
+        Collected,
+        CollectorSettings,
+        Deleted,
+        Plan,
+        Progress,
+    )
     from uploader.care.gc.collector import GarbageCollector
     from uploader.care.rebuilding.plan import RebuildPlan
     from uploader.care.rebuilding.rebuilding import apply_rebuild, plan_rebuild

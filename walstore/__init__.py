@@ -68,11 +68,11 @@ from walstore.net.remote.remote_readonly_wal import RemoteReadonlyWal, connect_r
 from walstore.net.remote.remote_wal import RemoteWal, connect
 from walstore.net.remote.served_logs import ServedLog, list_logs
 from walstore.positions.cursor import Cursor
+from walstore.positions.cursor_state import CursorInfo
 from walstore.positions.cursors.consumer import Consumer
 from walstore.positions.groups.group import Group, Job
-from walstore.positions.state import CursorInfo
 from walstore.records import Durability, Record, Start
-from walstore.store.settings import StoreSettings
+from walstore.store.store_settings import StoreSettings
 from walstore.store.wal_store import StoreStatistics, WalStore
 
 if TYPE_CHECKING:

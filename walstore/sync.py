@@ -34,8 +34,8 @@ from walstore.log.wal import Wal
 from walstore.net.remote.remote_wal import RemoteWal
 from walstore.net.remote.remote_wal import connect as connect_remote
 from walstore.positions.cursor import Cursor
+from walstore.positions.cursor_state import CursorInfo
 from walstore.positions.groups.group import Group, Job
-from walstore.positions.state import CursorInfo
 from walstore.records import AnyDurability, Record, Start
 
 __all__ = [

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from walstore.positions.cursor_state import CursorState
 from walstore.positions.cursors.directory import encode_cursor
-from walstore.positions.state import CursorState
 
 DIRECTORY: Final = Path(__file__).parent / "cursor_v1"
 TIME_US: Final = 1_760_000_000_000_000

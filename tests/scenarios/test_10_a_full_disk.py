@@ -19,8 +19,8 @@ from walstore.care.verify.verifying import verify_directory
 from walstore.core.files.posix import PosixFileSystem
 from walstore.core.format.checkpoint import decode_cell
 from walstore.core.settings import KIB
+from walstore.positions.cursor_state import CursorState
 from walstore.positions.cursors.directory import hold_cursors
-from walstore.positions.state import CursorState
 from walstore.testing import FaultyFileSystem
 from walstore.testing.calls import Call
 

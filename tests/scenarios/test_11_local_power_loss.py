@@ -20,7 +20,7 @@ from tests.local import (
     open_descriptors,
     read_opened,
 )
-from walstore.core.append.state import TailError
+from walstore.core.append.log_state import TailError
 from walstore.core.settings import KIB
 from walstore.errors import StorageUnavailableError
 from walstore.log.opening import Opened

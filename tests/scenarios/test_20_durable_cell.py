@@ -16,7 +16,7 @@ from tests.local import SMALL, contents, segments
 from walstore import StorageUnavailableError, Wal, WalStore
 from walstore.core.format.checkpoint import CELL_FILE_NAME, decode_cell
 from walstore.log.readonly import ReadonlyWal
-from walstore.store.settings import StoreSettings
+from walstore.store.store_settings import StoreSettings
 
 
 def cut(cell: Path) -> None:

@@ -38,7 +38,7 @@ from walstore.core.files.log_files import LogSnapshot
 from walstore.core.files.posix import PosixFileSystem
 from walstore.core.ports import FileSystem
 from walstore.log.readonly import ReadonlyWal
-from walstore.store.settings import StoreSettings
+from walstore.store.store_settings import StoreSettings
 from walstore.testing import Call, FaultyFileSystem
 
 GROUP = [bytes([number]) * 3000 for number in range(30)]

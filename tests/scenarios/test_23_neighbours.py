@@ -6,7 +6,7 @@ import pytest
 
 from tests.cloud import FAST, URL, cloud_values
 from uploader.care.admin.destroy import destroy
-from uploader.care.gc.collection import CollectorSettings
+from uploader.care.gc.collection_plan import CollectorSettings
 from uploader.care.gc.collector import GarbageCollector
 from uploader.format import layout
 from uploader.stores import ListedObject, MemoryStore, StoreWrapper

@@ -26,7 +26,7 @@ from tests.uploader.documents import rolled_up
 from tests.uploader.parquet import by_arrow_rs, wal3_table
 from uploader import CloudLog, CloudTier
 from uploader.care.admin.seal import seal
-from uploader.care.gc.collection import CollectorSettings
+from uploader.care.gc.collection_plan import CollectorSettings
 from uploader.care.gc.collector import GarbageCollector
 from uploader.care.restoring.restore import Restored, RestoreProgress, restore
 from uploader.format import layout

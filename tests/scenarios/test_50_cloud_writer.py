@@ -15,7 +15,7 @@ from tests.cloud import FAST, URL, cloud_log
 from tests.effort import first_seed
 from tests.waiting import until
 from uploader.care.admin.seal import seal
-from uploader.care.gc.collection import CollectorSettings
+from uploader.care.gc.collection_plan import CollectorSettings
 from uploader.care.gc.collector import GarbageCollector
 from uploader.chain.chain_root import ChainSettings
 from uploader.format import layout

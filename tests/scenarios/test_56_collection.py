@@ -15,7 +15,7 @@ from tests.cloud import FAST, SMALL, URL, cloud_log, copy_store, tier
 from tests.local import SMALL as SMALL_LOG
 from tests.uploader.places import INTERVAL_SECONDS, LeapClock
 from tests.waiting import until
-from uploader.care.gc.collection import CollectorSettings
+from uploader.care.gc.collection_plan import CollectorSettings
 from uploader.care.gc.collector import GarbageCollector
 from uploader.chain.chain_root import ChainSettings
 from uploader.format import layout

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.cloud import FAST, URL, cloud_log, copy_objects, put_fragment, values
-from uploader.care.gc.collection import CollectorSettings
+from uploader.care.gc.collection_plan import CollectorSettings
 from uploader.care.gc.collector import GarbageCollector
 from uploader.format.rollup import RollUpSettings
 from uploader.layouts.swapped_root import SwappedRoot

@@ -21,7 +21,7 @@ from uploader.care.admin.destroy import destroy
 from uploader.care.admin.fork import fork
 from uploader.care.admin.scrubber import Scrubber
 from uploader.care.admin.seal import seal
-from uploader.care.gc.collection import CollectorSettings
+from uploader.care.gc.collection_plan import CollectorSettings
 from uploader.care.gc.collector import GarbageCollector
 from uploader.format.findings import Severity
 from uploader.format.rollup import RollUpSettings

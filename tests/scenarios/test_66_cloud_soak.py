@@ -16,7 +16,7 @@ from tests.cloud import URL
 from tests.effort import first_seed
 from tests.scenarios.test_50_cloud_writer import Jittery, Ledger, open_writer
 from uploader.care.admin.scrubber import Scrubber
-from uploader.care.gc.collection import CollectorSettings
+from uploader.care.gc.collection_plan import CollectorSettings
 from uploader.care.gc.collector import GarbageCollector
 from uploader.format.findings import Severity
 from uploader.format.rollup import RollUpSettings

@@ -21,7 +21,7 @@ from walstore.errors import (
 )
 from walstore.log.readonly import ReadonlyWal
 from walstore.records import Record
-from walstore.store.settings import StoreSettings
+from walstore.store.store_settings import StoreSettings
 
 if TYPE_CHECKING:
     from tests.sim.history import History

@@ -20,7 +20,7 @@ from walstore.cli.report import Report
 from walstore.cli.running import run_async, stop_on_signal, until_stopped
 from walstore.core.runtime.clock import SystemClock
 from walstore.location import is_url
-from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
+from walstore.spark.sidecar.sidecar_settings import SidecarSettings, TableFormat
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -138,7 +138,7 @@ async def land(
     Metrics of the collection are shown in ``registry``. Errors as of :class:`CollectionLanding`.
     """
     from uploader import CollectionMetrics
-    from walstore.spark.sidecar.collection import CollectionLanding
+    from walstore.spark.sidecar.collection_landing import CollectionLanding
 
     with stop_on_signal() as stop:
         async with _open_log(settings.location) as log:

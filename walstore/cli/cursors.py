@@ -20,10 +20,10 @@ from walstore.core.files.log_files import LogSnapshot
 from walstore.core.offset_range import OffsetRange
 from walstore.core.runtime.clock import SystemClock
 from walstore.errors import CorruptionError, LogNotFoundError
+from walstore.positions.cursor_state import TAG_BYTES, CursorState, check_name
 from walstore.positions.cursors.directory import hold_cursors
 from walstore.positions.cursors.kept import list_all_cursors, refuse_copy
 from walstore.positions.cursors.queue import patiently
-from walstore.positions.state import TAG_BYTES, CursorState, check_name
 
 if TYPE_CHECKING:
     from uploader import CloudCursor

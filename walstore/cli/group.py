@@ -20,8 +20,8 @@ from walstore.errors import LogNotFoundError
 from walstore.location import is_address, is_url
 from walstore.positions.cursors.kept import list_all_cursors
 from walstore.positions.groups.group_mixin import list_groups
+from walstore.positions.groups.group_settings import check_group_name
 from walstore.positions.groups.journal import look_at_journals
-from walstore.positions.groups.settings import check_group_name
 
 GROUP_EXAMPLES = """\
   walstore group data/orders

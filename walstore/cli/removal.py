@@ -23,7 +23,7 @@ from walstore.positions.cursors.kept import list_all_cursors
 
 if TYPE_CHECKING:
     from uploader import Collected, CollectorSettings, Plan
-    from uploader.care.gc.collection import AuditCallback
+    from uploader.care.gc.collection_plan import AuditCallback
 
 TRIM_EXAMPLES = """\
   walstore trim data/orders --before 100000

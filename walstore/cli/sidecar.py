@@ -19,7 +19,7 @@ from walstore.cli.report import Report
 from walstore.cli.running import STOP_SIGNALS, run_async
 from walstore.core.runtime.clock import SystemClock
 from walstore.location import is_url
-from walstore.spark.sidecar.settings import (
+from walstore.spark.sidecar.sidecar_settings import (
     DEFAULT_MAX_RECORDS,
     DEFAULT_TRIGGER_SECONDS,
     SidecarSettings,

@@ -1,6 +1,6 @@
 """Logs over HTTP: the Durable Streams protocol, for browsers, curl and any language."""
 
 from walstore.http.http_server import HttpServer
-from walstore.http.settings import HttpSettings
+from walstore.http.http_settings import HttpSettings
 
 __all__ = ["HttpServer", "HttpSettings"]

@@ -33,9 +33,9 @@ from walstore.http.server_log import ServerLog, said_by
 if TYPE_CHECKING:
     from walstore.http.access import Access
     from walstore.http.connections import Connections
+    from walstore.http.http_settings import HttpSettings
     from walstore.http.member_logs import MemberLogs
     from walstore.http.proxy import Proxy
-    from walstore.http.settings import HttpSettings
 
 logger = logging.getLogger("walstore")
 

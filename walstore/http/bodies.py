@@ -18,7 +18,7 @@ from walstore.serve.outgoing import SHORT_BYTES
 from walstore.serve.room import Room
 
 if TYPE_CHECKING:
-    from walstore.http.settings import HttpSettings
+    from walstore.http.http_settings import HttpSettings
 
 _COPIES: Final = 2
 """Of a body: as it came, and whole or decoded."""

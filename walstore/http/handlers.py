@@ -35,7 +35,7 @@ from walstore.http.streams import Streams
 
 if TYPE_CHECKING:
     from walstore.core.ports import Clock
-    from walstore.http.settings import HttpSettings
+    from walstore.http.http_settings import HttpSettings
 
 _T = TypeVar("_T")
 _BEGINNING: Final = "-1"

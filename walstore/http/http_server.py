@@ -23,10 +23,10 @@ from walstore.core.validation.arguments import as_texts, as_token
 from walstore.errors import InvalidSettingsError, WalError
 from walstore.http.access import Access
 from walstore.http.connections import Connections
+from walstore.http.http_settings import HttpSettings
 from walstore.http.looking import Looking, WatchedCollection
 from walstore.http.member_logs import MemberLogs
 from walstore.http.protocol import RefusedError
-from walstore.http.settings import HttpSettings
 from walstore.http.streams import Streams
 from walstore.http.tickets import Tickets
 from walstore.log.wal import Wal

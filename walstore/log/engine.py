@@ -18,7 +18,7 @@ from typing import Any, Final
 from walstore.core.append.append_rate import make_rate
 from walstore.core.append.channel import Channel
 from walstore.core.append.disk_watch import DiskWatch
-from walstore.core.append.state import LogState
+from walstore.core.append.log_state import LogState
 from walstore.core.append.writer import Writer
 from walstore.core.batches.batch_builder import AppendRequest
 from walstore.core.batches.conditions import AppendConditions

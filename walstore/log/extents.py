@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from walstore.core.append.state import LogState
+from walstore.core.append.log_state import LogState
 from walstore.core.format.segment import file_name
 from walstore.core.tier_port import DescribedTier, Extent, LogExtents
 from walstore.log.retention_plan import RetentionPlan

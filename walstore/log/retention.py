@@ -32,7 +32,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from walstore.core.append.state import LogState
+from walstore.core.append.log_state import LogState
 from walstore.core.append.tail import Tail
 from walstore.core.append.writer import Writer
 from walstore.core.ports import Clock, FileSystem
@@ -41,9 +41,9 @@ from walstore.core.runtime.error_mapping import describe_read, describe_upkeep, 
 from walstore.core.settings import Settings
 from walstore.errors import WalClosedError, WalError, WalLockedError
 from walstore.log.retention_plan import Pin, RetentionHold, RetentionPlan, plan_retention, plan_trim
+from walstore.positions.cursor_state import CursorInfo
 from walstore.positions.cursors import directory as cursor_directory
 from walstore.positions.cursors.kept import KeptCursors
-from walstore.positions.state import CursorInfo
 
 logger = logging.getLogger("walstore")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 
-from walstore.core.append.state import LogState
+from walstore.core.append.log_state import LogState
 from walstore.core.append.tail import Tail
 from walstore.core.append.writer import Writer
 from walstore.core.batches.batch import Batch

@@ -47,10 +47,10 @@ from walstore.log.log_resources import LogResources
 from walstore.log.opening import Recovery
 from walstore.log.readonly import ReadonlyWal
 from walstore.positions.cursor import Cursor
+from walstore.positions.cursor_state import CursorState
 from walstore.positions.cursors.kept_queue import KeptQueue
 from walstore.positions.cursors.store import CursorStore
 from walstore.positions.groups.group_mixin import GroupParts, OwnedGroups
-from walstore.positions.state import CursorState
 from walstore.records import AnyDurability, Durability
 
 # Python 3.11 takes 0.1 µs to find a member of an enumeration, a tenth of what an append takes on the loop.

@@ -16,8 +16,8 @@ from walstore.core.runtime.clock import SystemClock
 from walstore.core.runtime.extras import needs_extra
 from walstore.core.runtime.metric import Metric, MetricKind, Scope, Watched
 from walstore.core.runtime.statistics import LogObserver, ObservedLog
-from walstore.metrics.collection import MetricsCollection, MetricsLook, Observation
 from walstore.metrics.definitions import HISTOGRAMS, METRICS
+from walstore.metrics.metrics_collection import MetricsCollection, MetricsLook, Observation
 
 if TYPE_CHECKING:
     from opentelemetry import metrics as api

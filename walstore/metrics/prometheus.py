@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from walstore.core.runtime.extras import needs_extra
 from walstore.core.runtime.metric import Histogram, Metric, MetricKind, Scope, Watched
 from walstore.core.runtime.statistics import LogObserver, ObservedLog
-from walstore.metrics.collection import MetricsCollection
 from walstore.metrics.definitions import HISTOGRAMS, METRICS, HistogramMetric
+from walstore.metrics.metrics_collection import MetricsCollection
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

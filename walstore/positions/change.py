@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from walstore.errors import CursorMovedError
-from walstore.positions.state import CursorState
+from walstore.positions.cursor_state import CursorState
 
 CursorVerb: TypeAlias = Literal["commit", "rewind", "renew", "refresh", "delete"]
 

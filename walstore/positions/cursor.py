@@ -15,8 +15,8 @@ from typing import Any, Final
 from walstore.core.runtime.owned import Owned
 from walstore.core.validation.arguments import as_int
 from walstore.positions.change import CursorChange, CursorVerb
+from walstore.positions.cursor_state import CursorInfo, CursorState
 from walstore.positions.queue import CursorRequest, RequestQueue
-from walstore.positions.state import CursorInfo, CursorState
 from walstore.records import Start
 
 _MICROSECONDS: Final = 1_000_000

@@ -2,7 +2,7 @@
 
 from walstore.cluster.member import ClusterMember
 from walstore.cluster.replication.node import ReplicaNode
+from walstore.serve.serve_settings import ServeSettings
 from walstore.serve.server import Server
-from walstore.serve.settings import ServeSettings
 
 __all__ = ["ClusterMember", "ReplicaNode", "ServeSettings", "Server"]

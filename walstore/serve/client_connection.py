@@ -49,8 +49,8 @@ from walstore.serve.greeting import Greeting, read_greeting
 from walstore.serve.incoming import Incoming
 from walstore.serve.outgoing import SHORT_BYTES, Outgoing
 from walstore.serve.reading import begin_read
+from walstore.serve.serve_settings import ServeSettings
 from walstore.serve.services import Asked, LogService, NodeService, ReadService, Service
-from walstore.serve.settings import ServeSettings
 from walstore.serve.stalls import NEED_SECONDS, Taking
 from walstore.serve.transaction_room import TransactionRoom
 from walstore.serve.tunnel import Tunnel, pass_on

@@ -18,7 +18,7 @@ from walstore.net.wire.groups import (
 )
 from walstore.net.wire.message import ProtocolViolationError
 from walstore.positions.groups.coordinator import GroupCoordinator
-from walstore.positions.groups.settings import check_group_name
+from walstore.positions.groups.group_settings import check_group_name
 
 _MOST_WAIT_SECONDS: Final = 60.0
 _MOST_JOBS: Final = 10_000

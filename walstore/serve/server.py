@@ -33,8 +33,8 @@ from walstore.serve.client_connection import ClientConnection
 from walstore.serve.fetching import Fetching
 from walstore.serve.figures import SERVER_METRICS, ServerFigures
 from walstore.serve.listening import BACKLOG, Listening, check_listen
+from walstore.serve.serve_settings import ServeSettings
 from walstore.serve.services import CopyService, ReadService, StoredService
-from walstore.serve.settings import ServeSettings
 from walstore.serve.transaction_room import TransactionRoom
 from walstore.serve.turns import Turns
 from walstore.store.log_catalog import catalog_of

@@ -22,9 +22,9 @@ from walstore.net.wire.verbs import APPEND, VERBS, VerbPlace
 from walstore.serve.answer import PreparedAnswer
 from walstore.serve.appending import Appender
 from walstore.serve.calls import carry_out, describe, describe_readable, limits
-from walstore.serve.cursors import ServedCursors
 from walstore.serve.members import ServedMembers
-from walstore.serve.settings import ServeSettings
+from walstore.serve.serve_settings import ServeSettings
+from walstore.serve.served_cursors import ServedCursors
 from walstore.serve.transaction_room import TransactionRoom
 from walstore.serve.transactions import ServedTransactions
 

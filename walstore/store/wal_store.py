@@ -58,7 +58,7 @@ from walstore.store.directory import (
     open_store,
 )
 from walstore.store.log_catalog import LogCatalog
-from walstore.store.settings import StoreSettings
+from walstore.store.store_settings import StoreSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -261,7 +261,7 @@ def test_metrics_of_a_sidecar_that_keeps_a_collection(cli: Cli, changes: Path, t
 def test_spark_is_not_needed() -> None:
     """Neither by the verb nor by the sidecar's mode; PySpark is not even imported."""
     code = (
-        "import sys; import walstore.cli.app, walstore.spark.sidecar.collection; "
+        "import sys; import walstore.cli.app, walstore.spark.sidecar.collection_landing; "
         "assert 'pyspark' not in sys.modules"
     )
     assert programs.run(code).returncode == 0

@@ -9,8 +9,8 @@ import pytest
 
 from tests.event_source import EventSource
 from tests.walstore.http.conftest import Served, serving
+from walstore.http.http_settings import HttpSettings
 from walstore.http.protocol import RefusedError
-from walstore.http.settings import HttpSettings
 from walstore.http.tickets import MOST_TICKETS, TICKET_SECONDS, Tickets
 from walstore.testing import ManualClock
 

@@ -33,8 +33,8 @@ from walstore import (
 from walstore.core.files.posix import PosixFileSystem
 from walstore.core.settings import KIB
 from walstore.log.retention_plan import RetentionHold
+from walstore.positions.cursor_state import CursorState
 from walstore.positions.cursors.directory import HeldCursors, hold_cursors
-from walstore.positions.state import CursorState
 from walstore.testing import ManualClock, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 

@@ -15,7 +15,7 @@ from tests.local import SMALL
 from tests.waiting import until
 from tests.walstore.serve.served import Proxy, serving
 from walstore import InvalidSettingsError, LeaseExpiredError, Wal, connect
-from walstore.positions.groups.settings import GroupSettings
+from walstore.positions.groups.group_settings import GroupSettings
 from walstore.serve import Server, ServeSettings
 
 pytestmark = pytest.mark.timeout(60)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from uploader.care.gc.collection import (
+from uploader.care.gc.collection_plan import (
     AuditCallback,
     Collected,
     CollectorSettings,

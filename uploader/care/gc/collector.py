@@ -25,7 +25,7 @@ from contextlib import aclosing
 from typing import Final
 
 from uploader.care.gc.apply import Execution
-from uploader.care.gc.collection import (
+from uploader.care.gc.collection_plan import (
     AuditCallback,
     Collected,
     CollectorSettings,

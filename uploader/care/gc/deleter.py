@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from uploader.care.gc.collection import (
+from uploader.care.gc.collection_plan import (
     AuditCallback,
     CollectorSettings,
     Deleted,

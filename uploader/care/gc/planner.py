@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from uploader.care.gc.collection import CollectorSettings, Cutoff, Plan
+from uploader.care.gc.collection_plan import CollectorSettings, Cutoff, Plan
 from uploader.care.gc.garbage_plan import Cut, count_dropped, plan_garbage
 from uploader.care.gc.observed_heads import MICROSECONDS, HeadFile
 from uploader.format.cloud_cursor import CloudCursor

@@ -22,8 +22,8 @@ from walstore.core.validation.fields import CENTURY_SECONDS
 from walstore.errors import InvalidSettingsError
 from walstore.positions.change import CursorChange
 from walstore.positions.cursor import Cursor, CursorBackend
+from walstore.positions.cursor_state import TAG_BYTES, CursorInfo, CursorState
 from walstore.positions.queue import TaskQueue
-from walstore.positions.state import TAG_BYTES, CursorInfo, CursorState
 from walstore.records import Start
 
 _MICROSECONDS: Final = 1_000_000

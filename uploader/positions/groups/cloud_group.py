@@ -41,8 +41,8 @@ from walstore.errors import (
     WalClosedError,
     WalError,
 )
+from walstore.positions.groups.group_settings import GroupSettings
 from walstore.positions.groups.job_table import not_begun
-from walstore.positions.groups.settings import GroupSettings
 from walstore.positions.groups.shared_group import SharedGroup
 from walstore.records import Record
 

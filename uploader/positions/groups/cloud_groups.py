@@ -27,7 +27,7 @@ from walstore.errors import (
     WalError,
 )
 from walstore.positions.groups.group import Group, GroupBackend
-from walstore.positions.groups.settings import GroupSettings
+from walstore.positions.groups.group_settings import GroupSettings
 from walstore.records import Start
 
 MOST_PENDING: Final = 10_000

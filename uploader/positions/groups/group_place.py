@@ -21,7 +21,7 @@ from walstore.core.offset_range import OffsetRange
 from walstore.core.ports import Clock
 from walstore.core.read.reader import Reader
 from walstore.errors import CorruptionError, CursorMovedError, OffsetTrimmedError, WalError
-from walstore.positions.groups.settings import GroupSettings
+from walstore.positions.groups.group_settings import GroupSettings
 
 logger = logging.getLogger("walstore")
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from crc32c import crc32c
 
 from uploader.format.group_document import GroupDocument, JobRow
+from walstore.positions.groups.group_settings import GroupSettings
 from walstore.positions.groups.job_table import JobTable, OpenJob
-from walstore.positions.groups.settings import GroupSettings
 from walstore.records import Record
 
 

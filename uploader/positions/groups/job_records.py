@@ -13,8 +13,8 @@ from uploader.format.group_document import GroupDocument
 from uploader.positions.groups.group_place import GroupPlace, LetterWriter
 from walstore.core.read.reader import Reader
 from walstore.errors import CorruptionError, WalError
+from walstore.positions.groups.group_settings import GroupSettings
 from walstore.positions.groups.letters import append_letter
-from walstore.positions.groups.settings import GroupSettings
 from walstore.records import Record
 
 logger = logging.getLogger("walstore")

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from walstore.cluster.replication.copy_list import CopyList
 from walstore.cluster.replication.copy_marks import CopyMarks
 from walstore.cluster.replication.healing import Healer
 from walstore.cluster.replication.remote_copy import RemoteCopy, client_of
-from walstore.cluster.replication.settings import CopyList
 from walstore.cluster.replication.written import WrittenBytes
 from walstore.core.ports import Clock
 from walstore.errors import FencedError

@@ -24,6 +24,7 @@ from typing import Final
 
 from walstore.cluster.replication.claim import LeaderClaim
 from walstore.cluster.replication.confirmations import Confirmations
+from walstore.cluster.replication.copy_list import CopyList
 from walstore.cluster.replication.copy_marks import CopyMarks
 from walstore.cluster.replication.follower import Follower
 from walstore.cluster.replication.healing import Healer
@@ -32,7 +33,6 @@ from walstore.cluster.replication.own_source import OwnSource
 from walstore.cluster.replication.position import quorum_value
 from walstore.cluster.replication.remote_copy import RemoteCopy
 from walstore.cluster.replication.scrub import Scrub
-from walstore.cluster.replication.settings import CopyList
 from walstore.cluster.replication.takeover import reach_copies, take_over
 from walstore.cluster.replication.written import WrittenBytes
 from walstore.core.ports import Clock, FileSystem

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
+from walstore.cluster.replication.copy_list import CopyList
 from walstore.cluster.replication.messages import NODE_VERBS
 from walstore.cluster.replication.node import SERVICE
 from walstore.cluster.replication.position import CopyEnd, Place, SegmentExtent
-from walstore.cluster.replication.settings import CopyList
 from walstore.core.ports import Buffer, Clock
 from walstore.errors import StorageUnavailableError
 from walstore.net.remote.client import Client

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from walstore.cluster.replication.copy_list import CopyList
 from walstore.cluster.replication.primary import Primary
-from walstore.cluster.replication.settings import CopyList
 from walstore.core.ports import Clock
 from walstore.core.replication_port import Replicator
 

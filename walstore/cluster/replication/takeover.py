@@ -38,12 +38,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from walstore.cluster.replication.copies import LocalCopy, catch_up
+from walstore.cluster.replication.copy_list import CopyList
 from walstore.cluster.replication.copy_marks import CopyMarks
 from walstore.cluster.replication.lead import Lead
 from walstore.cluster.replication.position import CopyEnd
 from walstore.cluster.replication.remote_copy import RemoteCopy
 from walstore.cluster.replication.replica import Replica
-from walstore.cluster.replication.settings import CopyList
 from walstore.cluster.replication.whole_source import WholeSource, complete
 from walstore.core.ports import Clock, FileSystem
 from walstore.core.runtime.backoff import Backoff

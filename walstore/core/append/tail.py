@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from walstore.core.append.active_segment import ActiveSegment
-from walstore.core.append.state import Commit, Reached, TailError
+from walstore.core.append.log_state import Commit, Reached, TailError
 from walstore.core.append.upkeep import Upkeep
 from walstore.core.batches.batch_builder import BatchBuilder
 from walstore.core.batches.framer import Framed, Framer, Spot

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from walstore.core.append.channel import Channel
-from walstore.core.append.state import Commit, Reached, TailError
+from walstore.core.append.log_state import Commit, Reached, TailError
 from walstore.core.append.tail import Tail
 from walstore.core.batches.batch_builder import BatchBuilder
 from walstore.core.files.segment_file import Segment

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from walstore.core.append.channel import Channel
-from walstore.core.append.state import LogState
+from walstore.core.append.log_state import LogState
 from walstore.core.batches.batch import Batch
 from walstore.core.batches.frame_batch import FrameBatch
 from walstore.core.files.segment_file import (

@@ -15,8 +15,8 @@ from walstore.net.remote.client import Client
 from walstore.net.wire.verbs import CURSORS, DELETE_CURSOR, MOVE_CURSOR, OPEN_CURSOR
 from walstore.positions.change import CursorChange
 from walstore.positions.cursor import Cursor, CursorBackend
+from walstore.positions.cursor_state import CursorInfo, CursorState, check_name
 from walstore.positions.queue import TaskQueue
-from walstore.positions.state import CursorInfo, CursorState, check_name
 from walstore.records import Start
 
 

@@ -13,7 +13,7 @@ from walstore.net.remote.client import Answer, Client, PendingRequest
 from walstore.net.wire import verbs
 from walstore.net.wire.groups import pack_settings
 from walstore.net.wire.message import ProtocolViolationError
-from walstore.positions.groups.settings import GroupSettings
+from walstore.positions.groups.group_settings import GroupSettings
 from walstore.records import Record
 
 Jobs = list[tuple[Record, int]]

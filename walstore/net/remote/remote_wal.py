@@ -28,7 +28,7 @@ from walstore.net.remote.source import RemoteSource
 from walstore.net.wire.address import Address
 from walstore.net.wire.verbs import DELETE_GROUP, EXTENTS, GROUPS, STATISTICS, STREAMS
 from walstore.positions.cursor import CursorBackend
-from walstore.positions.groups.settings import GroupSettings, check_group_name
+from walstore.positions.groups.group_settings import GroupSettings, check_group_name
 from walstore.records import Durability
 
 _READ_BYTES: Final = 1 << 20

@@ -10,7 +10,7 @@ from walstore.core.tier_port import Extent, LogExtents
 from walstore.errors import StorageUnavailableError
 from walstore.net.wire.cursors import pack_cursor, unpack_cursor
 from walstore.net.wire.errors import pack_error, unpack_problem
-from walstore.positions.state import CursorInfo
+from walstore.positions.cursor_state import CursorInfo
 
 
 def pack_streams(streams: Mapping[str, StreamInfo]) -> list[Any]:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from walstore.net.wire.message import ProtocolViolationError
-from walstore.positions.state import CursorState
+from walstore.positions.cursor_state import CursorState
 from walstore.records import from_timestamp_us, to_timestamp_us
 
 

@@ -15,7 +15,7 @@ from walstore.net.wire.cursors import pack_start, unpack_start
 from walstore.net.wire.errors import pack_error, unpack_problem
 from walstore.net.wire.message import PackedAnswer, ProtocolViolationError
 from walstore.net.wire.records import unpack_header
-from walstore.positions.groups.settings import GroupSettings
+from walstore.positions.groups.group_settings import GroupSettings
 from walstore.records import NO_HEADERS, Record
 
 _NAMES: Final = (

@@ -9,9 +9,9 @@ from typing import Any, cast, overload
 from walstore.core.ports import Clock
 from walstore.core.runtime.owned import Owned
 from walstore.positions.cursor import Cursor, CursorBackend
+from walstore.positions.cursor_state import CursorInfo
 from walstore.positions.cursors.consumer import Consumer, ConsumerLog
 from walstore.positions.cursors.consumer_transaction import OutputLog, OutputT, OutputTransaction
-from walstore.positions.state import CursorInfo
 from walstore.records import Start
 
 

@@ -34,7 +34,7 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
-from walstore.positions.state import NAME, CursorInfo, CursorState, is_possible
+from walstore.positions.cursor_state import NAME, CursorInfo, CursorState, is_possible
 
 DIRECTORY_NAME: Final = "cursors"
 LOCK_NAME: Final = ".lock"

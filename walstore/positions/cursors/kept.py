@@ -32,6 +32,7 @@ from walstore.errors import (
     LimitExceededError,
     WalError,
 )
+from walstore.positions.cursor_state import TAG_BYTES, CursorInfo, CursorState, is_possible
 from walstore.positions.cursors.directory import (
     DIRECTORY_NAME,
     MOST_OWNER_BYTES,
@@ -39,7 +40,6 @@ from walstore.positions.cursors.directory import (
     list_cursors,
     remove_cursors,
 )
-from walstore.positions.state import TAG_BYTES, CursorInfo, CursorState, is_possible
 
 logger = logging.getLogger("walstore")
 

@@ -16,10 +16,10 @@ from typing import Protocol, TypeVar
 
 from walstore.core.batches.conditions import AppendConditions
 from walstore.errors import WalError, WouldBlock
+from walstore.positions.cursor_state import CursorInfo
 from walstore.positions.cursors.kept import KeptCursors, KeptTable, setting
 from walstore.positions.cursors.queue import Act
 from walstore.positions.queue import CursorRequest, RequestQueue, stopped
-from walstore.positions.state import CursorInfo
 
 logger = logging.getLogger("walstore")
 

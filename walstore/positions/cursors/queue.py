@@ -15,6 +15,7 @@ from walstore.core.ports import Clock, FileSystem
 from walstore.core.runtime.backoff import Backoff
 from walstore.core.runtime.threads import Lane
 from walstore.errors import WalClosedError, WalError, WalLockedError
+from walstore.positions.cursor_state import CursorState
 from walstore.positions.cursors.directory import (
     CursorTable,
     HeldCursors,
@@ -22,7 +23,6 @@ from walstore.positions.cursors.directory import (
     hold_cursors,
 )
 from walstore.positions.queue import CursorRequest, RequestQueue, stopped
-from walstore.positions.state import CursorState
 
 logger = logging.getLogger("walstore")
 

@@ -22,11 +22,11 @@ from walstore.core.validation.arguments import as_seconds
 from walstore.errors import InvalidSettingsError, WalClosedError
 from walstore.positions.change import CursorChange
 from walstore.positions.cursor import Cursor, CursorBackend
+from walstore.positions.cursor_state import TAG_BYTES, CursorInfo, CursorState, check_name
 from walstore.positions.cursors.directory import CursorTable, describe_cursor, list_cursors
 from walstore.positions.cursors.kept import list_all_cursors, refuse_copy
 from walstore.positions.cursors.kept_queue import KeptQueue
 from walstore.positions.cursors.queue import Act, CursorQueue
-from walstore.positions.state import TAG_BYTES, CursorInfo, CursorState, check_name
 from walstore.records import Start
 
 _MOST_LEASE_SECONDS = 10 * 365 * 86_400

@@ -29,13 +29,13 @@ from walstore.errors import (
     WalError,
 )
 from walstore.positions.cursor import Cursor
+from walstore.positions.cursor_state import CursorInfo
+from walstore.positions.groups.group_settings import GroupSettings
+from walstore.positions.groups.group_state import GroupState
 from walstore.positions.groups.job_table import in_parts
 from walstore.positions.groups.journal import CURSOR_PREFIX, EntryKind, Journal, Remembered, entry
 from walstore.positions.groups.letters import append_letter
-from walstore.positions.groups.settings import GroupSettings
 from walstore.positions.groups.shared_group import SharedGroup
-from walstore.positions.groups.state import GroupState
-from walstore.positions.state import CursorInfo
 from walstore.records import Record
 
 logger = logging.getLogger("walstore")

@@ -15,8 +15,10 @@ from walstore.core.runtime.owned import Owned
 from walstore.core.runtime.statistics import GroupInfo, GroupStatistics
 from walstore.core.runtime.threads import Lane
 from walstore.errors import SequenceMismatchError, StorageUnavailableError, WalClosedError, WalError
+from walstore.positions.cursor_state import CursorInfo
 from walstore.positions.groups.coordinator import GroupCoordinator, GroupLog
 from walstore.positions.groups.group import Group, GroupBackend
+from walstore.positions.groups.group_settings import GroupSettings, check_group_name
 from walstore.positions.groups.journal import (
     CURSOR_PREFIX,
     FileJournal,
@@ -26,8 +28,6 @@ from walstore.positions.groups.journal import (
     remove_journal,
 )
 from walstore.positions.groups.kept_journal import KeptJournal, RegisterLog, remove_kept
-from walstore.positions.groups.settings import GroupSettings, check_group_name
-from walstore.positions.state import CursorInfo
 from walstore.records import Durability, Record, Start
 
 _T = TypeVar("_T")

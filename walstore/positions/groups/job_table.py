@@ -1,7 +1,8 @@
 """JobTable: the jobs of a group that are not settled, and the rules by which members get them. Pure.
 
-The rules of every group. The owner of a log has one table for as long as the group is open (``state.py``). Of
-a group in a store, each change is a table that is made of the stored object, and becomes the next one
+The rules of every group. The owner of a log has one table for as long as the group is open
+(``group_state.py``). Of a group in a store, each change is a table that is made of the stored object, and
+becomes the next one
 (``uploader/positions/groups/group_turn.py``). Both only add how a member's lease is told from another one.
 Time comes with each call.
 
@@ -23,7 +24,7 @@ from itertools import islice
 from math import inf
 from typing import Final, Generic, Protocol, TypeVar
 
-from walstore.positions.groups.settings import GroupSettings
+from walstore.positions.groups.group_settings import GroupSettings
 
 PART_JOBS: Final = 1000
 """How many jobs are given back in one step of the event loop."""

@@ -33,7 +33,7 @@ from walstore.errors import (
     FormatVersionError,
     StorageUnavailableError,
 )
-from walstore.positions.state import NAME
+from walstore.positions.cursor_state import NAME
 
 logger = logging.getLogger("walstore")
 

@@ -18,6 +18,7 @@ from walstore.core.batches.conditions import MAX_VALUE_CHARS, RESERVED, AppendCo
 from walstore.core.format.packed import MOST_OFFSET
 from walstore.core.ports import FileSystem
 from walstore.errors import CorruptionError, FormatVersionError
+from walstore.positions.cursor_state import CursorState
 from walstore.positions.cursors.kept import kept_cursors
 from walstore.positions.groups.journal import (
     CURSOR_PREFIX,
@@ -27,7 +28,6 @@ from walstore.positions.groups.journal import (
     Remembered,
     remove_journals,
 )
-from walstore.positions.state import CursorState
 
 PREFIX: Final = RESERVED + "group."
 """Then the number of the page, a dot, and the name of the group."""

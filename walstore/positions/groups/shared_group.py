@@ -9,7 +9,7 @@ from walstore.core.ports import Clock
 from walstore.core.runtime.error_mapping import copy_error
 from walstore.core.runtime.statistics import GroupStatistics
 from walstore.errors import InvalidSettingsError, LeaseExpiredError, WalClosedError, WalError
-from walstore.positions.groups.settings import GroupSettings
+from walstore.positions.groups.group_settings import GroupSettings
 
 
 class Roster:

@@ -7,6 +7,6 @@ Importing this needs neither PySpark nor Java.
 """
 
 from walstore.spark.sidecar.landing import Landed, Observer, Started, Summary
-from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
+from walstore.spark.sidecar.sidecar_settings import SidecarSettings, TableFormat
 
 __all__ = ["Landed", "Observer", "SidecarSettings", "Started", "Summary", "TableFormat"]

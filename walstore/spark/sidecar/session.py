@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from walstore import WalError, errors
 from walstore.spark.environment import explain_worker, require, require_packages, require_workers
 from walstore.spark.session import local_session, register
-from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
+from walstore.spark.sidecar.sidecar_settings import SidecarSettings, TableFormat
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -25,7 +25,7 @@ from walstore.spark.environment import require_packages
 from walstore.spark.sidecar.checkpoint import QueryCheckpoint, SparkFolder, sync_file_systems
 from walstore.spark.sidecar.landing import Landing, Observer, Started, Summary
 from walstore.spark.sidecar.session import close_session, open_session, spark_errors
-from walstore.spark.sidecar.settings import SidecarSettings
+from walstore.spark.sidecar.sidecar_settings import SidecarSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

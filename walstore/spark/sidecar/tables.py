@@ -21,7 +21,7 @@ from walstore.spark.sidecar.checkpoint import (
     SparkFolder,
     check_parquet_table,
 )
-from walstore.spark.sidecar.settings import (
+from walstore.spark.sidecar.sidecar_settings import (
     DEFAULT_MAX_RECORDS,
     SidecarSettings,
     TableFormat,

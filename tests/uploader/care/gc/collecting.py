@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.uploader.places import SETTINGS, Place
-from uploader.care.gc.collection import CollectorSettings
+from uploader.care.gc.collection_plan import CollectorSettings
 from uploader.care.gc.garbage_plan import plan_garbage
 from uploader.format import layout
 from uploader.format.garbage import Garbage, apply_garbage

@@ -12,7 +12,7 @@ from tests.cases import case
 from tests.uploader.care.gc.collecting import NO_WAIT, announce, collect, drop, garbage_below
 from tests.uploader.documents import fragments, snapshot_of
 from tests.uploader.places import INTERVAL_SECONDS, SETTINGS, Place
-from uploader.care.gc.collection import Progress
+from uploader.care.gc.collection_plan import Progress
 from uploader.format import layout
 from uploader.testing.faults import (
     call,

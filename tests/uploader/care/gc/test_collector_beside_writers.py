@@ -10,7 +10,7 @@ import pytest
 from tests.uploader.chain.chains import InlineWorker
 from tests.uploader.chain.virtual import VirtualClock, VirtualLoop
 from uploader import CloudLog, CloudWriter, CollectorSettings, GarbageCollector, WriterSettings
-from uploader.care.gc.collection import Collected
+from uploader.care.gc.collection_plan import Collected
 from uploader.layouts.log_session import LogSession
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import LatencyStore

@@ -8,7 +8,7 @@ import pytest
 
 from tests.uploader.care.gc.collecting import collect
 from tests.uploader.places import SETTINGS, Place
-from uploader.care.gc.collection import CollectorSettings
+from uploader.care.gc.collection_plan import CollectorSettings
 from uploader.care.gc.collector import GarbageCollector
 from uploader.format import layout
 from uploader.format.cloud_cursor import CloudCursor

@@ -12,7 +12,7 @@ import pytest
 
 from uploader.format.group_document import GroupDocument, JobRow
 from uploader.positions.groups.group_turn import GroupTurn, Lease, Sight
-from walstore.positions.groups.settings import GroupSettings
+from walstore.positions.groups.group_settings import GroupSettings
 from walstore.records import Record
 
 _TAGS = count(1)

@@ -37,8 +37,8 @@ from walstore.errors import (
     WalError,
     WalLockedError,
 )
+from walstore.positions.cursor_state import CursorState
 from walstore.positions.cursors.directory import hold_cursors
-from walstore.positions.state import CursorState
 from walstore.testing import FaultyFileSystem
 
 FS = UnsyncedFileSystem()

@@ -33,11 +33,11 @@ from walstore.cli.cursors import open_cursors
 from walstore.cluster.replication import follower
 from walstore.core.batches.conditions import AppendConditions
 from walstore.core.files.directory import PROMISE_NAME
+from walstore.positions.cursor_state import CursorState
 from walstore.positions.cursors import kept
 from walstore.positions.cursors.directory import DIRECTORY_NAME, encode_cursor
 from walstore.positions.cursors.kept import decode_register, encode_register
 from walstore.positions.groups.group import Group
-from walstore.positions.state import CursorState
 from walstore.serve import Server
 from walstore.testing import FaultyFileSystem
 

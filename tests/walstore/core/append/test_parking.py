@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.local import SMALL, close_opened, draft_of, open_blocking, open_descriptors, read_opened
-from walstore.core.append.state import TailError
+from walstore.core.append.log_state import TailError
 from walstore.core.files.directory import load_checkpoint, read_cell
 from walstore.core.files.open_files import ActiveCell, ActiveFile
 from walstore.core.files.posix import PosixFileSystem

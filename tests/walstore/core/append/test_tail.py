@@ -17,7 +17,7 @@ from tests.local import (
     read_opened,
     segments,
 )
-from walstore.core.append.state import TailError
+from walstore.core.append.log_state import TailError
 from walstore.core.append.tail import Tail
 from walstore.core.batches.batch_builder import BatchBuilder
 from walstore.core.files.posix import PosixFileSystem

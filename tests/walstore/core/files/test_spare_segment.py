@@ -30,7 +30,7 @@ from tests.local import (
 )
 from walstore.care.repair.repairing import apply_repair, plan_repair
 from walstore.care.verify.verifying import verify_directory
-from walstore.core.append.state import TailError
+from walstore.core.append.log_state import TailError
 from walstore.core.files import unlinked_file
 from walstore.core.files.frame_walk import find_salt
 from walstore.core.files.log_bounds import LedgerView, find_missing

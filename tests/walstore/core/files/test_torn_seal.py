@@ -15,7 +15,7 @@ from tests.effort import first_seed
 from tests.local import close_opened, draft_of, open_blocking, read_opened, segments
 from walstore.care.repair.repairing import plan_repair
 from walstore.care.verify.verifying import verify_directory
-from walstore.core.append.state import TailError
+from walstore.core.append.log_state import TailError
 from walstore.core.files.log_bounds import find_missing, read_bounds
 from walstore.core.files.log_files import LogSnapshot
 from walstore.core.files.posix import PosixFileSystem

@@ -13,8 +13,8 @@ from walstore.cluster.stored_logs import StoredLog
 from walstore.net.wire.message import ProtocolViolationError
 from walstore.net.wire.verbs import FENCE, GROUP, SETTLE, VERBS, Verb, VerbPlace
 from walstore.serve.appending import Appender
-from walstore.serve.cursors import ServedCursors
 from walstore.serve.members import ServedMembers
+from walstore.serve.served_cursors import ServedCursors
 from walstore.serve.services import LogService, ReadService
 from walstore.serve.transactions import ServedTransactions
 

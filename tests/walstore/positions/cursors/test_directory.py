@@ -24,6 +24,7 @@ from walstore import (
 )
 from walstore.core.files.posix import PosixFileSystem
 from walstore.core.format.packed import MOST_OFFSET, MOST_TIMESTAMP_US
+from walstore.positions.cursor_state import CursorState, check_name
 from walstore.positions.cursors import directory as cursor_directory
 from walstore.positions.cursors.directory import (
     LOCK_NAME,
@@ -36,7 +37,6 @@ from walstore.positions.cursors.directory import (
     pins,
     read_cursor,
 )
-from walstore.positions.state import CursorState, check_name
 from walstore.testing import FaultyFileSystem
 
 FS = PosixFileSystem()

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from walstore import CorruptionError, LimitExceededError
+from walstore.positions.cursor_state import CursorInfo, CursorState
 from walstore.positions.cursors import kept
 from walstore.positions.cursors.kept import KeptCursors
-from walstore.positions.state import CursorInfo, CursorState
 
 
 @dataclasses.dataclass

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from uploader.format.group_document import GroupDocument
 from uploader.positions.groups.group_turn import GroupTurn, Lease, Sight
 from walstore.core.batches.derived import EmptyBatch
+from walstore.positions.groups.group_settings import GroupSettings
+from walstore.positions.groups.group_state import GroupState
 from walstore.positions.groups.job_table import JobTable, OpenJob
-from walstore.positions.groups.settings import GroupSettings
-from walstore.positions.groups.state import GroupState
 from walstore.records import Record
 
 WAIT = 10.0

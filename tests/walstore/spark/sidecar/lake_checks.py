@@ -15,7 +15,7 @@ from tests.lakes import Lake
 from tests.walstore.spark.reading import fill
 from walstore.errors import InvalidSettingsError
 from walstore.spark.sidecar.checkpoint import QueryCheckpoint, SparkFolder
-from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
+from walstore.spark.sidecar.sidecar_settings import SidecarSettings, TableFormat
 from walstore.spark.sidecar.tables import open_table, start_query
 
 ORDERS = ("orders", 0)

@@ -6,7 +6,7 @@ import pytest
 
 from walstore.errors import InvalidSettingsError, WalError
 from walstore.spark.sidecar import session
-from walstore.spark.sidecar.settings import SidecarSettings, TableFormat, local_path
+from walstore.spark.sidecar.sidecar_settings import SidecarSettings, TableFormat, local_path
 from walstore.spark.sidecar.tables import check_columns, columns_of, quoted
 
 LOG = {"value": "binary", "offset": "bigint"}

@@ -13,7 +13,11 @@ from tests.walstore.spark.versions import limit, sizes
 from walstore.errors import InvalidSettingsError, WalError
 from walstore.spark.sidecar.checkpoint import QueryCheckpoint, SparkFolder, check_parquet_table
 from walstore.spark.sidecar.session import require_format
-from walstore.spark.sidecar.settings import DEFAULT_MAX_RECORDS, SidecarSettings, TableFormat
+from walstore.spark.sidecar.sidecar_settings import (
+    DEFAULT_MAX_RECORDS,
+    SidecarSettings,
+    TableFormat,
+)
 from walstore.spark.sidecar.tables import open_table, start_query
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]

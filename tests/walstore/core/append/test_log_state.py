@@ -11,7 +11,7 @@ import pytest
 from tests import frames
 from tests.local import turns
 from walstore import WalClosedError
-from walstore.core.append.state import Commit, LogState, Reached
+from walstore.core.append.log_state import Commit, LogState, Reached
 from walstore.core.batches.framer import Framed
 from walstore.core.files.segment_file import Segment
 from walstore.core.format.segment import SegmentSummary

@@ -1,4 +1,4 @@
-"""Settings of a store: what its logs share. Settings of the logs themselves are in ``settings.py``."""
+"""Settings of a store: what its logs share. Those of the logs themselves are in ``core/settings.py``."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Final
 from walstore.core.batches.conditions import check_name
 from walstore.core.validation.arguments import as_count, as_seconds, as_text
 from walstore.errors import InvalidSettingsError
-from walstore.positions.state import NAME
+from walstore.positions.cursor_state import NAME
 from walstore.records import Start
 
 _MOST_SECONDS: Final = 86_400 * 30

@@ -14,9 +14,9 @@ from operator import attrgetter
 
 from walstore.core.batches.batch import Batch
 from walstore.core.batches.cost import cost_of
+from walstore.positions.groups.group_settings import GroupSettings
 from walstore.positions.groups.job_table import JobTable, OpenJob, in_parts, not_begun
 from walstore.positions.groups.journal import Remembered
-from walstore.positions.groups.settings import GroupSettings
 from walstore.records import Record
 
 

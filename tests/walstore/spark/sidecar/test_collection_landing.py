@@ -16,7 +16,7 @@ from uploader.stores.retry import RetryPolicy
 from uploader.testing import FaultyStore
 from uploader.testing.faults import fail, timeout
 from walstore import InvalidSettingsError, OutcomeUnknownError, ReadonlyWal, Wal
-from walstore.spark.sidecar.collection import CollectionLanding
+from walstore.spark.sidecar.collection_landing import CollectionLanding
 from walstore.spark.sidecar.landing import RETRY_SECONDS
 
 LOG = ("orders", 0)

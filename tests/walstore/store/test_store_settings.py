@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from walstore.errors import InvalidSettingsError
-from walstore.store.settings import StoreSettings
+from walstore.store.store_settings import StoreSettings
 
 
 def test_defaults_are_allowed_and_frozen() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from walstore.log.wal import Wal
 from walstore.net.wire.message import ProtocolViolationError
 from walstore.positions.cursor import Cursor
-from walstore.positions.state import CursorState
+from walstore.positions.cursor_state import CursorState
 
 
 class ServedCursors:

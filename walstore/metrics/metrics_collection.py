@@ -5,7 +5,7 @@ loops, of which there may be several; reads come from any thread, mostly that of
 neither waits for the other, a read takes the lock only to copy the list of logs, and then reads each
 log without stopping it.
 
-Invariants (tests/walstore/metrics/test_collection.py)
+Invariants (tests/walstore/metrics/test_metrics_collection.py)
   M1  Counters never go back while a log with their label is open, also when others with it are closed.
   M2  Counters about the process never go back.
   M3  Nothing is kept for a label whose logs are all closed.

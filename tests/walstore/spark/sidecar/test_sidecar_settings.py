@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from walstore.errors import InvalidSettingsError
-from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
+from walstore.spark.sidecar.sidecar_settings import SidecarSettings, TableFormat
 
 
 def settings(**options: Any) -> SidecarSettings:

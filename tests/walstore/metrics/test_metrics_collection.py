@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.observed import NumbersLog
-from walstore.metrics.collection import Histogram, MetricsCollection, Observation
 from walstore.metrics.definitions import (
     BYTES,
     METRICS,
@@ -21,6 +20,7 @@ from walstore.metrics.definitions import (
     MetricKind,
     Scope,
 )
+from walstore.metrics.metrics_collection import Histogram, MetricsCollection, Observation
 
 BY_NAME = {metric.full_name: metric for metric in METRICS}
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from walstore.core.batches.derived import EmptyBatch
+from walstore.positions.groups.group_settings import GroupSettings
+from walstore.positions.groups.group_state import GroupState
 from walstore.positions.groups.job_table import PART_JOBS
 from walstore.positions.groups.journal import Remembered
-from walstore.positions.groups.settings import GroupSettings
-from walstore.positions.groups.state import GroupState
 from walstore.records import Record
 
 WAIT = 10.0
