@@ -42,7 +42,7 @@ FRAMES_EACH: Final = 100
 """Of a connection that the server does not end before."""
 CONNECTIONS_EACH: Final = 50
 """Of a log; then the next one begins."""
-SETTINGS: Final = ServeSettings(message_bytes=1 << 20, credit_bytes=4 << 20, transactions=4)
+SETTINGS: Final = ServeSettings(message_bytes=4 << 20, credit_bytes=4 << 20, transactions=4)
 _SHOWN: Final = 10
 ODD: Final[tuple[Any, ...]] = (
     *(None, True, False, 0, 1, -1, 2**31, 2**63 - 1, -(2**63), 2**64 - 1, 0.5, 1e300),

@@ -53,12 +53,12 @@ from walstore.cli.errors import (
     is_expected,
     unwrap,
 )
+from walstore.cli.logs import send_warnings_to_stderr
 from walstore.cli.options import AsJson
 from walstore.cli.output import (
     complain,
     forget_stdout,
     prepare_streams,
-    send_logs_to_stderr,
     writing,
 )
 from walstore.cli.report import Report
@@ -283,7 +283,7 @@ def _command() -> Any:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code. Mistakes of users never show a traceback."""
-    send_logs_to_stderr()
+    send_warnings_to_stderr()
     try:
         prepare_streams()
     except OutputError as error:

@@ -16,7 +16,8 @@ from typing import IO, Any, Final
 import msgpack
 
 from walstore.cli.errors import exit_code, explain, is_expected, unwrap
-from walstore.cli.output import complain, send_logs_to_stderr
+from walstore.cli.logs import send_warnings_to_stderr
+from walstore.cli.output import complain
 
 RESERVOIR: Final = 200_000
 
@@ -63,7 +64,7 @@ def run_child(
     code_of: Callable[[BaseException], int] = exit_code,
 ) -> None:
     """Run ``main`` with the arguments from the parent; end with ``code_of`` an expected error."""
-    send_logs_to_stderr()
+    send_warnings_to_stderr()
     try:
         asyncio.run(main(**json.loads(sys.argv[1])))
     except Exception as error:

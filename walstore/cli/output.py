@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import logging
 import os
 import re
 import sys
@@ -155,9 +154,14 @@ def complain(text: str, described: Mapping[str, Any] | None = None) -> None:
     """Write a line to stderr, after the name of the program; with ``described``, that as JSON instead."""
     line = f"walstore: {visible(text)}"
     if described is not None:
-        line = to_json(described).encode(errors="backslashreplace").decode()
-    with contextlib.suppress(OSError):  # there is no other place to report it
-        print(line, file=sys.stderr, flush=True)
+        line = to_json(described)
+    write_line(line)
+
+
+def write_line(line: str) -> None:
+    """Write a line to stderr, whatever becomes of it: there is no other place to report that."""
+    with contextlib.suppress(OSError):
+        print(line.encode(errors="backslashreplace").decode(), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -231,27 +235,12 @@ def prepare_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def send_logs_to_stderr() -> None:
-    """Let warnings of the library appear on stderr, one line each."""
-    logger = logging.getLogger("walstore")
-    if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
-        handler = _StderrHandler()
-        handler.setLevel(logging.WARNING)
-        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-        logger.addHandler(handler)
-
-
 def forget_stdout() -> None:
     """Discard what is still buffered for stdout, which has no reader any more."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
-
-
-class _StderrHandler(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        complain(self.format(record))
 
 
 @contextmanager

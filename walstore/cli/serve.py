@@ -7,9 +7,12 @@ import ssl
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+from walstore.cli.configuration import Configuration, configure
 from walstore.cli.errors import UsageError
 from walstore.cli.location import TOKEN_VARIABLE, to_directory, to_url
+from walstore.cli.logs import LogFormat, LogLevel, send_logs_to_stderr
 from walstore.cli.options import AsJson, TakeOver, argument, option
+from walstore.cli.output import print_json, writing
 from walstore.cli.running import run_async
 from walstore.cli.samples import find_logs, is_log_directory
 from walstore.cli.serving import (
@@ -23,9 +26,7 @@ from walstore.cluster.joining import check_host
 from walstore.core.files.locks import COPIES_NAME, STORE_NAME
 from walstore.core.runtime.memory import collect_rarely, return_large_blocks
 from walstore.core.validation.arguments import as_token
-from walstore.http import HttpSettings
 from walstore.net.wire.address import check_socket_path, is_loopback, parse_address, parse_listen
-from walstore.serve import ServeSettings
 from walstore.topology.session import LEASE_SECONDS
 
 SERVE_EXAMPLES = """\
@@ -121,14 +122,34 @@ def serve(
     tls_cert: Annotated[Path | None, option("--tls-cert FILE", "Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, option("--tls-key FILE", "Its private key, PEM.")] = None,
     drain_seconds: Annotated[
-        float,
+        float | None,
         option(
             "--drain-seconds N",
-            "Time for requests in progress when the server stops.",
+            "Time for requests in progress when the server stops; default 30.",
             min=0,
             max=86_400,
         ),
-    ] = 30.0,
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        option(
+            "--set NAME=VALUE",
+            "A setting, such as log.retention_bytes=10GiB; repeatable. Counts before all others.",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        option(
+            "--config FILE",
+            "Settings in TOML; a variable such as WALSTORE_LOG_RETENTION_BYTES counts before them.",
+        ),
+    ] = None,
+    show_config: Annotated[
+        bool,
+        option("--show-config", "Print all settings, and where each comes from; serve nothing."),
+    ] = False,
+    log_level: LogLevel = "info",
+    log_format: LogFormat = "text",
     as_json: AsJson = False,
 ) -> None:
     """Open a log and serve it to other processes, until SIGINT or SIGTERM.
@@ -139,6 +160,7 @@ def serve(
     address. The environment variable WALSTORE_TOKEN sets a token that clients must present.
     """
     directory = to_directory(path, "serve")
+    send_logs_to_stderr(log_level, log_format)
     return_large_blocks()
     collect_rarely()
     values = {
@@ -161,6 +183,14 @@ def serve(
         listens=tcp is not None or http is not None,
         given=given,
     )
+    holds = next((one for one in _HOLDERS if given[one]), None)
+    is_store = _serves_store(directory, holds, has_replicas=bool(replicas))
+    unused = _unused_sections(given, is_store=is_store)
+    chosen = configure(config, settings or (), drain_seconds)
+    chosen.check_used(unused)
+    if show_config:
+        _show(chosen, unused, as_json=as_json)
+        return
     shared: dict[str, Any] = {
         "tls": _context(tls_cert, tls_key),
         "token": os.environ.get(TOKEN_VARIABLE) or None,
@@ -177,7 +207,7 @@ def serve(
         **shared,
         "unix": str(directory / SOCKET_NAME) if unix is None and tcp is None else unix,
         "tcp": tcp,
-        "settings": ServeSettings(drain_seconds=drain_seconds),
+        "settings": chosen.serve,
     }
     if places["unix"] is not None:
         check_socket_path(places["unix"])
@@ -187,12 +217,10 @@ def serve(
             **shared,
             "listen": http,
             "allow_origins": allow_origins or (),
-            "settings": HttpSettings(drain_seconds=drain_seconds),
+            "settings": chosen.http,
         }
     shown = [to_url(one, "--collection") for one in collections or ()]
-    serving = Serving(directory, places, web, shown, as_json)
-    holds = next((one for one in _HOLDERS if given[one]), None)
-    is_store = _serves_store(directory, holds, has_replicas=bool(replicas))
+    serving = Serving(directory, places, web, shown, chosen, as_json)
     if cluster is not None:
         options = {"zone": zone, "lease_seconds": lease_seconds, "token": shared["token"]}
         options["tls"] = None if shared["tls"] is None else ssl.create_default_context()
@@ -209,6 +237,26 @@ def serve(
                 take_over=take_over,
             )
         )
+
+
+def _unused_sections(given: dict[str, bool], *, is_store: bool) -> dict[str, str]:
+    """Return the sections of settings that have no part in what is served, with what each needs."""
+    found = {
+        "store": not is_store and "--store",
+        "upload": not (given["--tier"] or given["--cluster"]) and "--tier URL",
+        "http": not given["--http"] and "--http HOST:PORT",
+        "log": given["--replicate"]
+        and "a log: the copies of --replicate have those of their primaries",
+    }
+    return {section: needed for section, needed in found.items() if needed}
+
+
+def _show(chosen: Configuration, unused: dict[str, str], *, as_json: bool) -> None:
+    if as_json:
+        print_json(chosen.as_json())
+    else:
+        with writing() as stdout:
+            stdout.write(chosen.as_toml(unused))
 
 
 _NEEDED: Final = {

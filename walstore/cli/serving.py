@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +16,7 @@ from urllib.parse import urlsplit
 
 from walstore import Replication, Wal, WalStore
 from walstore.cli.cluster import open_keys
+from walstore.cli.configuration import Configuration
 from walstore.cli.location import open_collection
 from walstore.cli.report import Report
 from walstore.cli.running import stop_on_signal
@@ -27,6 +30,8 @@ from walstore.net.wire.address import is_loopback, parse_address, parse_listen
 from walstore.serve import Server
 from walstore.serve.listening import Listening
 
+logger = logging.getLogger("walstore.serve")
+
 
 class Serving(NamedTuple):
     """What all ways to serve have in common."""
@@ -38,6 +43,7 @@ class Serving(NamedTuple):
     """Arguments of :meth:`walstore.http.HttpServer.open`; None for no server over HTTP."""
     collections: Sequence[str]
     """URLs of the collections that the page shows."""
+    chosen: Configuration
     as_json: bool
 
     async def prepare(self, stack: AsyncExitStack) -> Serving:
@@ -80,6 +86,7 @@ class Serving(NamedTuple):
 
     def print(self, what: str, addresses: Sequence[str], **more: Any) -> None:
         """Say where it can be reached, now that it can."""
+        logger.info("%s %s: listening at %s", what, self.directory, ", ".join(addresses))
         done = {what: str(self.directory), **more, "addresses": list(addresses)}
         fields = [(what, str(self.directory)), *(("at", address) for address in addresses)]
         Report(done, fields).print(as_json=self.as_json)
@@ -99,19 +106,24 @@ async def serve_logs(
         serving = await serving.prepare(stack)
         ends: list[Callable[[], Coroutine[Any, Any, object]]] = [stop.wait]
         registry, metrics = await asyncio.to_thread(_registry) if serving.web else (None, None)
-        if is_store:
-            make = (
-                None
-                if tier is None
-                else lambda name: _tier(f"{tier}/{name}", metrics, take_over=take_over)
+        chosen = serving.chosen
+        tiers = partial(_tier, metrics=metrics, settings=chosen, take_over=take_over)
+        options: dict[str, Any] = {"settings": chosen.log, "metrics": metrics}
+        if tier is not None and not (chosen.log.retention_bytes or chosen.log.retention_seconds):
+            logger.warning(
+                "records are shipped to %s and stay on this disk, too: without log.retention_bytes or "
+                "log.retention_seconds it fills",
+                tier,
             )
+        if is_store:
+            make = None if tier is None else lambda name: tiers(f"{tier}/{name}")
             logs: Wal | WalStore = await stack.enter_async_context(
-                WalStore.open(serving.directory, tier=make, metrics=metrics)
+                WalStore.open(serving.directory, store_settings=chosen.store, tier=make, **options)
             )
         else:
-            shipping = None if tier is None else _tier(tier, metrics, take_over=take_over)
+            shipping = None if tier is None else tiers(tier)
             logs = wal = await stack.enter_async_context(
-                Wal.open(serving.directory, tier=shipping, metrics=metrics, replication=replication)
+                Wal.open(serving.directory, tier=shipping, replication=replication, **options)
             )
             ends.append(wal.wait_closing)  # another program shall serve it then
         addresses, _ = await serving.open(stack, metrics, registry, logs)
@@ -145,7 +157,8 @@ async def serve_cluster(
             serving.directory,
             keys,
             metrics=metrics,
-            tier=lambda _, url: _tier(url, metrics, take_over=False),
+            settings=serving.chosen.log,
+            tier=lambda _, url: _tier(url, metrics, serving.chosen, take_over=False),
             stored=_stored,
             **options,
         )
@@ -229,15 +242,17 @@ async def _open_collections(stack: AsyncExitStack, urls: Sequence[str]) -> dict[
     return shown
 
 
-def _tier(url: str, metrics: PrometheusMetrics | None, *, take_over: bool) -> Any:
+def _tier(
+    url: str, metrics: PrometheusMetrics | None, settings: Configuration, *, take_over: bool
+) -> Any:
     from uploader import CloudTier
     from uploader.stores import MeteredStore, open_store
 
     if metrics is None:
-        return CloudTier(url, take_over=take_over)
+        return CloudTier(url, settings=settings.upload, take_over=take_over)
     store = MeteredStore(open_store(url))
     metrics.watch(store, url.partition("?")[0].rstrip("/").rpartition("/")[2])
-    return CloudTier(url, store=store, take_over=take_over)
+    return CloudTier(url, store=store, settings=settings.upload, take_over=take_over)
 
 
 async def _stored(url: str) -> Any:

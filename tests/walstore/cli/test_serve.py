@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,15 @@ from tests.programs import COMMANDS, WALSTORE, Program, start
 from tests.walstore.cli.conftest import Cli, Held
 from tests.walstore.topology import fake_etcd
 from uploader import CloudLog, CloudTier
-from walstore import Wal, WalError, WalStore, connect, connect_readonly
+from walstore import (
+    RecordTooLargeError,
+    StorageUnavailableError,
+    Wal,
+    WalError,
+    WalStore,
+    connect,
+    connect_readonly,
+)
 from walstore.topology.documents import LogSpec
 from walstore.topology.memory import MemoryKeyValues
 
@@ -29,9 +38,15 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @contextmanager
-def serving(*arguments: object, **environment: str) -> Iterator[tuple[Program, dict[str, Any]]]:
+def serving(
+    *arguments: object, stderr: int | None = None, **environment: str
+) -> Iterator[tuple[Program, dict[str, Any]]]:
     """Run the verb until the block ends; yield what it says of itself."""
-    options: dict[str, Any] = {"stdout": subprocess.PIPE, "environment": environment}
+    options: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "stderr": stderr,
+        "environment": environment,
+    }
     with start(WALSTORE, "serve", *arguments, "--json", imports=COMMANDS, **options) as process:
         assert process.stdout is not None
         try:
@@ -123,6 +138,65 @@ async def test_both_protocols_stop_at_once(tmp_path: Path) -> None:
             half.close()
             await half.wait_closed()
         assert await asyncio.to_thread(process.wait, 30) == 0
+
+
+async def test_settings_reach_what_they_are_of(tmp_path: Path) -> None:
+    config = tmp_path / "w.toml"
+    config.write_text(
+        'version = 1\n[log]\nmax_record_bytes = 9\n[upload]\nfragment_bytes = "4 KiB"\n'
+    )
+    log, bucket = tmp_path / "orders", f"file://{tmp_path}/bucket"
+    arguments = (log, "--http", "127.0.0.1:0", "--tier", bucket, "--config", config)
+    options = ("--set", "http.body_bytes=1KiB", "--set", "log.retention_bytes=1GiB")
+    environment = {"WALSTORE_SERVE_CONNECTIONS": "1"}
+    with serving(*arguments, *options, **environment) as (_, said):
+        async with connect(said["addresses"][0]) as remote, aiohttp.ClientSession() as session:
+            with pytest.raises(RecordTooLargeError):
+                await remote.append(b"ten bytes!")
+            with pytest.raises(StorageUnavailableError):
+                await connect(said["addresses"][0], reconnect_seconds=0)
+            for _ in range(4):
+                await remote.append_many([b"123456789"] * 1000)
+            await remote.append(b"v", durability="cloud")
+            headers = {"Content-Type": "text/plain"}
+            url = f"{said['addresses'][1]}/v1/stream/orders"
+            async with session.post(url, data=b"v" * 1025, headers=headers) as answer:
+                assert answer.status == 413
+    async with CloudLog.open(bucket) as stored:
+        assert len(await stored.fragments()) > 4
+
+
+async def test_store_settings_reach_the_store(tmp_path: Path) -> None:
+    arguments = (tmp_path / "logs", "--store", "--set", "store.max_open_logs=1")
+    with serving(*arguments) as (_, said):
+        for name in ("a", "b"):
+            async with connect(said["addresses"][0], log=name) as remote:
+                assert await remote.append(b"v") == 1
+
+
+def test_messages_are_lines_with_time_level_and_logger(tmp_path: Path) -> None:
+    """A tier without retention is warned of: the disk fills."""
+    arguments = (tmp_path / "orders", "--tier", f"file://{tmp_path}/bucket")
+    for form in ("json", "text"):
+        with serving(*arguments, "--log-format", form, stderr=subprocess.PIPE) as (process, _):
+            process.send_signal(signal.SIGTERM)
+            assert process.stderr is not None
+            lines = process.stderr.read().decode().splitlines()
+            assert process.wait(30) == 0
+        if form == "json":
+            found = [json.loads(line) for line in lines]
+            assert all(set(one) == {"time", "level", "logger", "message"} for one in found)
+            (warned,) = (one for one in found if one["level"] == "warning")
+            assert warned["logger"] == "walstore.serve"
+            assert "log.retention_bytes" in warned["message"]
+        else:
+            pattern = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO|WARNING) walstore[.a-z]*: .+"
+            assert all(re.fullmatch(pattern, line) for line in lines)
+            assert any("listening at unix://" in line for line in lines)
+    with serving(*arguments, "--log-level", "error", stderr=subprocess.PIPE) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
 
 
 async def in_progress(session: aiohttp.ClientSession, url: str, *wanted: str) -> None:

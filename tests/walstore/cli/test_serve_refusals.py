@@ -11,6 +11,7 @@ import pytest
 
 from tests.walstore.cli.conftest import Cli
 from tests.walstore.serve.certificates import make_certificate
+from walstore.cli.configuration import Configuration
 from walstore.cli.serving import Serving
 
 pytestmark = pytest.mark.timeout(60)
@@ -102,7 +103,9 @@ async def test_a_log_that_another_server_makes_at_the_same_time_comes_before_its
         used = f"127.0.0.1:{port.getsockname()[1]}"
         places = {"unix": str(tmp_path / "s"), "tcp": used}
         async with AsyncExitStack() as stack:
-            serving = Serving(Appearing(tmp_path / "log"), places, None, [], as_json=False)
+            serving = Serving(
+                Appearing(tmp_path / "log"), places, None, [], Configuration(), as_json=False
+            )
             prepared = await serving.prepare(stack)
             assert prepared.places["listening"].ports == []
             assert (tmp_path / "s").exists()

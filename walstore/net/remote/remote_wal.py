@@ -232,10 +232,9 @@ class RemoteWal(RemoteReads, Log):
         about = about_log(welcome)
         self.path = Path(os.fsdecode(about["path"]))
         backend = self.appends
-        backend.max_record_bytes = int(about["max_record_bytes"])
-        backend.most_group_bytes = min(
-            int(about["channel_bytes"]), int(welcome["message_bytes"]) - _HEAD_BYTES
-        )
+        most = int(welcome["message_bytes"]) - _HEAD_BYTES
+        backend.max_record_bytes = min(int(about["max_record_bytes"]), most)
+        backend.most_group_bytes = min(int(about["channel_bytes"]), most)
         backend.producer_window = int(about["producer_window"])
         self._mirror.durability = Durability(about["durability"])
         self._mirror.begin(about["limits"], epoch_of(welcome))
