@@ -151,6 +151,7 @@ TASKS_WITHOUT_A_GROUP = {
     "walstore/positions/queue.py RequestQueue._wake": "ends when the queue is empty; aclose() waits for it",
     "walstore/http/http_server.py HttpServer._finish": "it waits for it",
     "walstore/http/http_server.py HttpServer._listen": "aclose() ends it",
+    "walstore/http/metrics_server.py serve_metrics": "its block ends it",
     "walstore/http/proxy.py Proxy._while": "its block ends it",
     "walstore/http/http_server.py HttpServer.aclose": "the closing itself; aclose() waits for it",
     "walstore/log/engine.py Engine._start": "the supervisor; aclose() waits for it",

@@ -62,6 +62,20 @@ def serve(
             "Serve a page, Durable Streams, /health and /metrics there; see docs/http.md.",
         ),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        option(
+            "--metrics HOST:PORT",
+            "Serve /metrics, /health and /ready there, without token and TLS.",
+        ),
+    ] = None,
+    allow_hosts: Annotated[
+        list[str] | None,
+        option(
+            "--allow-host NAME",
+            "With --http and no token: also answer requests for this host, of a proxy here; repeatable.",
+        ),
+    ] = None,
     allow_origins: Annotated[
         list[str] | None,
         option(
@@ -121,6 +135,13 @@ def serve(
     ] = None,
     tls_cert: Annotated[Path | None, option("--tls-cert FILE", "Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, option("--tls-key FILE", "Its private key, PEM.")] = None,
+    behind_proxy: Annotated[
+        bool,
+        option(
+            "--behind-proxy",
+            "Other machines may reach the places without TLS, with a token: a proxy ends TLS.",
+        ),
+    ] = False,
     drain_seconds: Annotated[
         float | None,
         option(
@@ -171,6 +192,7 @@ def serve(
         "--tier": tier,
         "--http": http,
         "--allow-origin": allow_origins,
+        "--allow-host": allow_hosts,
         "--collection": collections,
         "--take-over": take_over,
         "--advertise": advertise,
@@ -197,8 +219,14 @@ def serve(
     }
     if shared["token"] is not None:
         as_token(shared["token"])
-    is_safe = bool(shared["tls"] and shared["token"])
-    _check_listens({"--tcp": tcp, "--http": http}, is_safe=is_safe)
+    _check_listens(
+        {"--tcp": tcp, "--http": http},
+        has_token=shared["token"] is not None,
+        is_hidden=shared["tls"] is not None or behind_proxy,
+    )
+    shared["behind_proxy"] = behind_proxy
+    if metrics is not None:
+        parse_listen(metrics)
     if advertise is not None:
         check_host(parse_address(advertise).host)
     elif cluster is not None and tcp is not None:
@@ -216,11 +244,20 @@ def serve(
         web = {
             **shared,
             "listen": http,
+            "allow_hosts": allow_hosts or (),
             "allow_origins": allow_origins or (),
             "settings": chosen.http,
         }
     shown = [to_url(one, "--collection") for one in collections or ()]
-    serving = Serving(directory, places, web, shown, chosen, as_json)
+    serving = Serving(
+        directory,
+        places,
+        web,
+        None if metrics is None else {"listen": metrics},
+        shown,
+        chosen,
+        as_json,
+    )
     if cluster is not None:
         options = {"zone": zone, "lease_seconds": lease_seconds, "token": shared["token"]}
         options["tls"] = None if shared["tls"] is None else ssl.create_default_context()
@@ -232,7 +269,7 @@ def serve(
             serve_logs(
                 serving,
                 None if tier is None else to_url(tier, "--tier"),
-                replication=replication_to(replicas, **shared) if replicas else None,
+                replication=replication_to(replicas, shared["token"], shared["tls"]),
                 is_store=is_store,
                 take_over=take_over,
             )
@@ -261,6 +298,7 @@ def _show(chosen: Configuration, unused: dict[str, str], *, as_json: bool) -> No
 
 _NEEDED: Final = {
     "--allow-origin": "--http HOST:PORT",
+    "--allow-host": "--http HOST:PORT",
     "--collection": "--http HOST:PORT",
     "--take-over": "--tier URL",
     "--advertise": "--cluster ETCD",
@@ -320,14 +358,19 @@ def _serves_store(directory: Path, holds: str | None, *, has_replicas: bool) -> 
     return is_store
 
 
-def _check_listens(given: dict[str, str | None], *, is_safe: bool) -> None:
+def _check_listens(given: dict[str, str | None], *, has_token: bool, is_hidden: bool) -> None:
     """Raise InvalidSettingsError for what is no place, UsageError for one that other machines reach."""
     for name, listen in given.items():
-        if listen is not None and not is_loopback(parse_listen(listen)[0]) and not is_safe:
-            raise UsageError(
-                f"{name} {listen} can be reached from other machines: that needs --tls-cert, --tls-key and "
-                f"a token in {TOKEN_VARIABLE}; or listen at 127.0.0.1"
-            )
+        if listen is None or is_loopback(parse_listen(listen)[0]) or (has_token and is_hidden):
+            continue
+        needed = [] if has_token else [f"a token in {TOKEN_VARIABLE}"]
+        needed += (
+            [] if is_hidden else ["--tls-cert and --tls-key, or --behind-proxy where one ends TLS"]
+        )
+        raise UsageError(
+            f"{name} {listen} can be reached from other machines: that needs {', and '.join(needed)}; "
+            "or listen at 127.0.0.1"
+        )
 
 
 def _context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:

@@ -25,10 +25,13 @@ from walstore.cluster.replication.node import ReplicaNode
 from walstore.errors import FencedError, StorageUnavailableError
 from walstore.http import HttpServer
 from walstore.http.http_server import import_server
+from walstore.http.member_logs import MemberLogs
+from walstore.http.metrics_server import serve_metrics
 from walstore.metrics import PrometheusMetrics
 from walstore.net.wire.address import is_loopback, parse_address, parse_listen
 from walstore.serve import Server
 from walstore.serve.listening import Listening
+from walstore.store.log_catalog import LogCatalog, catalog_of
 
 logger = logging.getLogger("walstore.serve")
 
@@ -41,6 +44,8 @@ class Serving(NamedTuple):
     """Arguments of :meth:`walstore.serve.Server.open`."""
     web: dict[str, Any] | None
     """Arguments of :meth:`walstore.http.HttpServer.open`; None for no server over HTTP."""
+    metrics: dict[str, Any] | None
+    """Arguments of :func:`serve_metrics`; None where figures have no place of their own."""
     collections: Sequence[str]
     """URLs of the collections that the page shows."""
     chosen: Configuration
@@ -52,11 +57,15 @@ class Serving(NamedTuple):
         In a directory that is there the log comes before the sockets: if it is locked, its owner is named.
         """
         web = self.web
-        if web is not None:
+        if self.has_figures:
             await asyncio.to_thread(import_server)
+        if web is not None:
             web = {**web, "collections": await _open_collections(stack, self.collections)}
-        places = {**self.places, "listening": Listening()}
-        prepared = self._replace(places=places, web=web and {**web, "listening": Listening()})
+        prepared = self._replace(
+            places={**self.places, "listening": Listening()},
+            web=web and {**web, "listening": Listening()},
+            metrics=self.metrics and {**self.metrics, "listening": Listening()},
+        )
         if not await asyncio.to_thread(self.directory.exists):
             await _listen_first(stack, prepared)
         return prepared
@@ -72,17 +81,29 @@ class Serving(NamedTuple):
         """Serve; return all addresses, and the one of HTTP or an empty text."""
         server = await stack.enter_async_context(Server.open(logs, **served, **self.places))
         addresses = [str(address) for address in server.addresses]
+        if metrics is not None:
+            metrics.watch(server, self.directory.name)
+        if self.metrics is not None:
+            catalog = _catalog(logs, served.get("cluster"))
+            options = {"registry": registry, "is_stopping": lambda: server.is_stopping}
+            opened = serve_metrics(catalog, **options, **self.metrics)
+            addresses.append(f"{await stack.enter_async_context(opened)}/metrics")
         if self.web is None:
             return addresses, ""
         options = {"registry": registry, "beside": server}
-        opened = HttpServer.open(logs, **options, **served, **self.web)
-        web = await stack.enter_async_context(opened)
+        web = await stack.enter_async_context(
+            HttpServer.open(logs, **options, **served, **self.web)
+        )
         # At the same time: the requests in progress of both have --drain-seconds, not one after the other.
         stack.push_async_callback(_stop, web, server)
         if metrics is not None:
-            metrics.watch(server, self.directory.name)
             metrics.watch(web, self.directory.name)
         return [*addresses, *web.addresses], web.addresses[0]
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether figures are served anywhere."""
+        return self.web is not None or self.metrics is not None
 
     def print(self, what: str, addresses: Sequence[str], **more: Any) -> None:
         """Say where it can be reached, now that it can."""
@@ -105,7 +126,9 @@ async def serve_logs(
         stop = stack.enter_context(stop_on_signal())
         serving = await serving.prepare(stack)
         ends: list[Callable[[], Coroutine[Any, Any, object]]] = [stop.wait]
-        registry, metrics = await asyncio.to_thread(_registry) if serving.web else (None, None)
+        registry, metrics = (
+            await asyncio.to_thread(_registry) if serving.has_figures else (None, None)
+        )
         chosen = serving.chosen
         tiers = partial(_tier, metrics=metrics, settings=chosen, take_over=take_over)
         options: dict[str, Any] = {"settings": chosen.log, "metrics": metrics}
@@ -137,7 +160,10 @@ async def serve_copies(serving: Serving) -> None:
         stop = stack.enter_context(stop_on_signal())
         serving = await serving.prepare(stack)
         node = await stack.enter_async_context(ReplicaNode.open(serving.directory))
-        addresses, _ = await serving.open(stack, None, None, None, replicas=node)
+        registry, metrics = (
+            await asyncio.to_thread(_registry) if serving.has_figures else (None, None)
+        )
+        addresses, _ = await serving.open(stack, metrics, registry, None, replicas=node)
         serving.print("copies", addresses)
         await stop.wait()
 
@@ -151,7 +177,9 @@ async def serve_cluster(
         serving = await serving.prepare(stack)
         # On the event loop, when the first log needs it, it would take as long as a short lease.
         asyncio.get_running_loop().run_in_executor(None, _import_uploader)
-        registry, metrics = await asyncio.to_thread(_registry) if serving.web else (None, None)
+        registry, metrics = (
+            await asyncio.to_thread(_registry) if serving.has_figures else (None, None)
+        )
         keys = await stack.enter_async_context(open_keys(cluster))
         opened = ClusterMember.open(
             serving.directory,
@@ -189,24 +217,27 @@ def advertised_web(web: str, place: str) -> str:
 
 
 def replication_to(
-    addresses: Sequence[str], *, token: str | None, tls: ssl.SSLContext | None
-) -> Replication:
-    """Return how a log is replicated to nodes that ask for the same token."""
+    addresses: Sequence[str] | None, token: str | None, tls: ssl.SSLContext | None
+) -> Replication | None:
+    """Return how a log is replicated to nodes that ask for the same token; None without nodes."""
+    if not addresses:
+        return None
     trust = None if tls is None else ssl.create_default_context()
     return Replication(nodes=addresses, token=token, tls=trust)
 
 
 async def _listen_first(stack: AsyncExitStack, serving: Serving) -> None:
     """Listen before a log is made, but not at a socket whose directory is made with the log."""
+    others = [one for one in (serving.web, serving.metrics) if one is not None]
     unix, tcp, listening = (serving.places[name] for name in ("unix", "tcp", "listening"))
     if unix is not None and await asyncio.to_thread(_is_made_with, serving.directory, unix):
         unix = None
     try:
         stack.push_async_callback(listening.aclose)
         await listening.listen(unix, tcp and parse_listen(tcp))
-        if serving.web is not None:
-            stack.push_async_callback(serving.web["listening"].aclose)
-            await serving.web["listening"].listen(None, parse_listen(serving.web["listen"]))
+        for other in others:
+            stack.push_async_callback(other["listening"].aclose)
+            await other["listening"].listen(None, parse_listen(other["listen"]))
     except StorageUnavailableError:
         if not await asyncio.to_thread(serving.directory.exists):  # else the log's owner is named
             raise
@@ -216,6 +247,12 @@ def _is_made_with(directory: Path, socket: str) -> bool:
     """Return whether the directory of a socket is missing, and is made with another one. Blocking."""
     parent = Path(socket).absolute().parent
     return not parent.exists() and directory.absolute().is_relative_to(parent)
+
+
+def _catalog(logs: Wal | WalStore | None, cluster: ClusterMember | None) -> LogCatalog | None:
+    if cluster is not None:
+        return MemberLogs(cluster)
+    return None if logs is None else catalog_of(logs)
 
 
 async def _stop(web: HttpServer, server: Server) -> None:

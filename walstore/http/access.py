@@ -44,12 +44,17 @@ class Access:
         allow_origins: Sequence[str],
         tickets: Tickets,
         *,
+        allow_hosts: Sequence[str] = (),
         is_local: bool,
     ) -> None:
-        """``is_local``: only programs of this machine can reach the server, and it has no token."""
+        """``is_local``: only programs of this machine can reach the server, and it has no token.
+
+        ``allow_hosts`` are names by which requests may reach it then, beside those of this machine.
+        """
         self._token = token
         self._origins = frozenset(allow_origins)
         self._tickets = tickets
+        self._hosts = frozenset(host.lower() for host in allow_hosts)
         self._is_local = is_local
 
     @property
@@ -66,8 +71,10 @@ class Access:
             why = "the token is not that of this server" if is_given else "a token is needed"
             raise RefusedError(401, f"{why}; send Authorization: Bearer TOKEN", _CHALLENGE)
         if self._is_local and not _is_this_machine(request.host):
-            # A page of somebody else, whose name was made to mean this machine.
-            raise RefusedError(421, f"this server is not {_host_of(request.host)[:200]!r}")
+            host = _host_of(request.host)
+            if host not in self._hosts:
+                # A page of somebody else, whose name was made to mean this machine.
+                raise RefusedError(421, f"this server is not {host[:200]!r}; see --allow-host")
         origin = request.headers.get("Origin")
         if (
             origin is not None

@@ -1,10 +1,10 @@
-"""Health: what an HTTP server says of itself to those that watch it."""
+"""Health: what a server says of itself to those that watch it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -13,13 +13,21 @@ from walstore.http.json_answer import json_answer
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+    from walstore.store.log_catalog import LogCatalog
+
 
 class Health:
     """Answers ``/health``, ``/ready`` and, with a registry, ``/metrics``."""
 
-    def __init__(self, is_ready: Callable[[], bool], registry: CollectorRegistry | None) -> None:
-        """``is_ready``: whether streams can be appended to and read."""
-        self._is_ready = is_ready
+    def __init__(
+        self,
+        logs: LogCatalog | None,
+        is_stopping: Callable[[], bool],
+        registry: CollectorRegistry | None,
+    ) -> None:
+        """``logs``: what is served; None where there are only copies."""
+        self._logs = logs
+        self._is_stopping = is_stopping
         self._registry = registry
 
     def add_to(self, app: web.Application) -> None:
@@ -34,11 +42,27 @@ class Health:
         return json_answer({"status": "ok"})
 
     async def _ready(self, request: web.Request) -> web.Response:
-        """Streams can be appended to and read."""
-        is_ready = self._is_ready()
-        return json_answer(
-            {"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503
+        """Streams can be appended to and read, and what is appended is shipped, or will be by itself.
+
+        No log is named: this needs no token.
+        """
+        why = self._trouble()
+        answer: dict[str, Any] = (
+            {"status": "not ready", "reason": why} if why else {"status": "ready"}
         )
+        return json_answer(answer, 503 if why else 200)
+
+    def _trouble(self) -> str:
+        if self._is_stopping():
+            return "the server stops"
+        if self._logs is None:
+            return ""
+        if self._logs.is_closing:
+            return "the logs are closed, or not open yet"
+        failed = sum(
+            wal.statistics().tier_failure is not None for wal in self._logs.opened().values()
+        )
+        return f"shipping of {failed} log(s) ended or waits for an operator" if failed else ""
 
     async def _metrics(self, request: web.Request) -> web.Response:
         """What Prometheus scrapes."""

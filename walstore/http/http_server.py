@@ -65,6 +65,8 @@ class HttpServer(MustClose):
         cluster: ClusterMember | None = None,
         tls: ssl.SSLContext | None = None,
         token: str | None = None,
+        behind_proxy: bool = False,
+        allow_hosts: Sequence[str] = (),
         allow_origins: Sequence[str] = (),
         registry: CollectorRegistry | None = None,
         collections: Mapping[str, WatchedCollection] | None = None,
@@ -75,24 +77,28 @@ class HttpServer(MustClose):
     ) -> Opening[HttpServer]:
         """Begin to serve ``logs`` at ``HOST:PORT``; port 0 takes a free one.
 
-        Without ``tls`` and ``token`` only loopback addresses are allowed. A token is sent as
-        ``Authorization: Bearer TOKEN``. Pages of other origins are refused unless ``allow_origins`` names
-        theirs, such as ``https://app.example``, or is ``["*"]``. ``registry``, one of prometheus_client, is
-        shown at ``/metrics``; ``/health`` and ``/ready`` need no token. ``/`` is a page to look at the logs,
-        and at ``collections`` by name (:class:`uploader.Collection`, which stay open). ``cluster`` serves all
-        logs of the cluster that this member belongs to, with ``logs`` None: requests for a log that another
-        machine leads are passed on to the HTTP server of that one, which ``ClusterMember.join(web=)`` names.
-        With ``beside``, a server of the same process, the two share its limits on requests and answers.
-        ``listening`` has sockets that listen there already, which this server closes.
-        Leaving the block stops the server, and leaves ``logs`` and ``cluster`` open.
+        Without ``tls`` and ``token`` only loopback addresses are allowed; with ``behind_proxy`` a ``token``
+        is enough, where a proxy ends TLS and is the only one that reaches the place. A token is sent as
+        ``Authorization: Bearer TOKEN``. A server without one answers only requests whose header Host names
+        this machine or is one of ``allow_hosts``, as a proxy on this machine sends it. Pages of other origins
+        are refused unless ``allow_origins`` names theirs, such as ``https://app.example``, or is ``["*"]``.
+        ``registry``, one of prometheus_client, is shown at ``/metrics``; ``/health`` and ``/ready`` need no
+        token. ``/`` is a page to look at the logs, and at ``collections`` by name
+        (:class:`uploader.Collection`, which stay open). ``cluster`` serves all logs of the cluster that this
+        member belongs to, with ``logs`` None: requests for a log that another machine leads are passed on to
+        the HTTP server of that one, which ``ClusterMember.join(web=)`` names. With ``beside``, a server of
+        the same process, the two share its limits on requests and answers. ``listening`` has sockets that
+        listen there already, which this server closes. Leaving the block stops the server, and leaves
+        ``logs`` and ``cluster`` open.
 
         Raises InvalidSettingsError for a place that may not be served, StorageUnavailableError if another
         program is there, MissingExtraError if aiohttp is not installed.
         """
-        place = check_listen(listen, tls, token)
+        place = check_listen(listen, tls, token, behind_proxy=behind_proxy)
         if token is not None and not as_token(token):
             raise InvalidSettingsError("a token is never empty")
         allow_origins = as_texts(allow_origins, "allow_origins")
+        allow_hosts = as_texts(allow_hosts, "allow_hosts")
         if (logs is None) is (cluster is None):
             raise InvalidSettingsError("an HTTP server serves logs, or cluster= with logs None")
         members = None if cluster is None else MemberLogs(cluster)
@@ -108,6 +114,7 @@ class HttpServer(MustClose):
                 served,
                 members,
                 token=token,
+                allow_hosts=allow_hosts,
                 allow_origins=allow_origins,
                 registry=registry,
                 collections=collections or {},
@@ -132,6 +139,7 @@ class HttpServer(MustClose):
         members: MemberLogs | None,
         *,
         token: str | None,
+        allow_hosts: Sequence[str],
         allow_origins: Sequence[str],
         registry: CollectorRegistry | None,
         collections: Mapping[str, WatchedCollection],
@@ -154,7 +162,9 @@ class HttpServer(MustClose):
         self._members = members
         self._clock = clock or SystemClock()
         self._tickets = Tickets(self._clock)
-        self._access = Access(token, allow_origins, self._tickets, is_local=is_local)
+        self._access = Access(
+            token, allow_origins, self._tickets, allow_hosts=allow_hosts, is_local=is_local
+        )
         self._registry = registry
         self._is_alone = beside is None
         self._fetching = beside.fetching if beside else Fetching()
@@ -250,7 +260,7 @@ class HttpServer(MustClose):
             ),
             self._tickets,
             Pages(self._looking),
-            Health(lambda: self._is_ready, self._registry),
+            Health(self._logs, lambda: self._is_stopping, self._registry),
         ):
             routes.add_to(app)
         # How long it waits is the matter of _close: aiohttp waits twice, and for ever where 0 is given.
@@ -306,9 +316,8 @@ class HttpServer(MustClose):
             await asyncio.wait([ending])
 
     @property
-    def _is_ready(self) -> bool:
-        is_stopping = self._answering is None or self._answering.is_stopping
-        return not (is_stopping or self._logs.is_closing)
+    def _is_stopping(self) -> bool:
+        return self._answering is None or self._answering.is_stopping
 
     async def _sweep(self) -> None:
         """Delete streams whose time is over."""

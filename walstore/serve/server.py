@@ -67,6 +67,7 @@ class Server(MustClose):
         tcp: str | None = None,
         tls: ssl.SSLContext | None = None,
         token: str | None = None,
+        behind_proxy: bool = False,
         settings: ServeSettings | None = None,
         listening: Listening | None = None,
         clock: Clock | None = None,
@@ -75,12 +76,13 @@ class Server(MustClose):
 
         A socket at ``unix`` is made with mode 0600, so only this user may connect; one left by a server that
         was killed is replaced. ``tcp`` without ``tls`` must be a loopback address; any other needs ``tls``
-        and a ``token``, which clients pass to ``connect``. A store's log is opened, or made, when the first
-        client asks for it. ``replicas`` are copies of other machines' logs, for their primaries; ``logs`` may
-        be None then. ``cluster`` serves the copies and the logs that this member leads, and passes clients of
-        other logs on to the machines that lead them. ``listening`` has sockets that listen at these places
-        already, which this server closes. Leaving the block stops the server, and leaves ``logs``,
-        ``replicas`` and ``cluster`` open.
+        and a ``token``, which clients pass to ``connect``. With ``behind_proxy`` it needs only the token: a
+        proxy, such as a container's, ends TLS and is the only one that reaches the place. A store's log is
+        opened, or made, when the first client asks for it. ``replicas`` are copies of other machines' logs,
+        for their primaries; ``logs`` may be None then. ``cluster`` serves the copies and the logs that this
+        member leads, and passes clients of other logs on to the machines that lead them. ``listening`` has
+        sockets that listen at these places already, which this server closes. Leaving the block stops the
+        server, and leaves ``logs``, ``replicas`` and ``cluster`` open.
 
         Raises InvalidSettingsError for a place that may not be served, StorageUnavailableError if another
         program is there.
@@ -95,7 +97,7 @@ class Server(MustClose):
             raise InvalidSettingsError(
                 "a server needs a place: unix=PATH, tcp='HOST:PORT', or both"
             )
-        listen = None if tcp is None else check_listen(tcp, tls, token)
+        listen = None if tcp is None else check_listen(tcp, tls, token, behind_proxy=behind_proxy)
         path = None if unix is None else check_socket_path(os.fspath(unix))
         if token is not None and (
             not as_token(token) or (tls is None and listen is None and path is None)

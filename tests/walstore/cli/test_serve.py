@@ -23,6 +23,7 @@ from tests.walstore.cli.conftest import Cli, Held
 from tests.walstore.topology import fake_etcd
 from uploader import CloudLog, CloudTier
 from walstore import (
+    AccessDeniedError,
     RecordTooLargeError,
     StorageUnavailableError,
     Wal,
@@ -166,6 +167,32 @@ async def test_settings_reach_what_they_are_of(tmp_path: Path) -> None:
         assert len(await stored.fragments()) > 4
 
 
+async def test_behind_a_proxy_with_figures_of_its_own(tmp_path: Path) -> None:
+    """As in a container: at every address, with a token and without TLS."""
+    everywhere = ("--tcp", "0.0.0.0:0", "--http", "0.0.0.0:0", "--behind-proxy")
+    arguments = (tmp_path / "orders", *everywhere, "--metrics", "127.0.0.1:0")
+    with serving(*arguments, WALSTORE_TOKEN="t") as (_, said):
+        tcp, metrics, http = said["addresses"]
+        assert metrics.endswith("/metrics")
+        address = tcp.replace("0.0.0.0", "127.0.0.1")
+        with pytest.raises(AccessDeniedError):
+            await connect(address, reconnect_seconds=0)
+        async with (
+            connect(address, token="t") as remote,
+            aiohttp.ClientSession() as session,
+        ):
+            assert await remote.append(b"v") == 1
+            async with session.get(metrics) as answer:
+                text = await answer.text()
+            assert 'walstore_durable_limit_offset{log="orders"} 2.0' in text
+            assert 'walstore_server_requests_in_progress{server="orders"}' in text
+            url = http.replace("0.0.0.0", "127.0.0.1")
+            async with session.get(f"{url}/v1/stream/orders") as answer:
+                assert answer.status == 401
+            async with session.get(f"{metrics.removesuffix('metrics')}ready") as answer:
+                assert answer.status == 200
+
+
 async def test_store_settings_reach_the_store(tmp_path: Path) -> None:
     arguments = (tmp_path / "logs", "--store", "--set", "store.max_open_logs=1")
     with serving(*arguments) as (_, said):
@@ -266,9 +293,20 @@ def test_mistakes(tmp_path: Path, cli: Cli) -> None:
         (["s3://bucket/x"], "log directory"),
         ([tmp_path / "l", "--tcp", "0.0.0.0:1"], "tls"),
         ([tmp_path / "l", "--tcp", "nowhere"], "HOST:PORT"),
-        ([tmp_path / "l", "--tcp", "0.0.0.0:7999"], "--tls-cert, --tls-key and a token in"),
-        ([tmp_path / "l", "--http", "0.0.0.0:7999"], "--tls-cert, --tls-key and a token in"),
+        (
+            [tmp_path / "l", "--tcp", "0.0.0.0:7999"],
+            "needs a token in WALSTORE_TOKEN, and --tls-cert",
+        ),
+        (
+            [tmp_path / "l", "--http", "0.0.0.0:7999"],
+            "needs a token in WALSTORE_TOKEN, and --tls-cert",
+        ),
         ([tmp_path / "l", "--unix", "x" * 200], "socket"),
+        (
+            [tmp_path / "l", "--http", "0.0.0.0:7999", "--behind-proxy"],
+            "needs a token in WALSTORE_TOKEN; or",
+        ),
+        ([tmp_path / "l", "--allow-host", "log.example"], "--allow-host needs --http"),
         ([tmp_path / "l", "--tls-cert", "a"], "belong together"),
         ([tmp_path / "l", "--tls-cert", "a", "--tls-key", "b"], "--tcp"),
         (

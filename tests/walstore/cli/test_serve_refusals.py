@@ -22,6 +22,8 @@ REFUSALS = {
     "used port": ("--tcp {used}", 1, "cannot listen at 127.0.0.1:"),
     "used port for HTTP": ("--http {used}", 1, "cannot listen at 127.0.0.1:"),
     "used port, after a socket": ("--unix {at}/s --http {used}", 1, "cannot listen at 127"),
+    "used port for metrics": ("--metrics {used}", 1, "cannot listen at 127.0.0.1:"),
+    "bad port for metrics": ("--metrics nowhere", 1, "HOST:PORT"),
     "used socket": ("--unix {at}/used.sock", 1, "used.sock: Address already in use"),
     "no directory of the socket": ("--unix {at}/no/s", 1, "no/s: No such file or directory"),
     "long socket": (f"--unix {{at}}/{'x' * 120}", 1, "a socket's path has"),
@@ -104,7 +106,7 @@ async def test_a_log_that_another_server_makes_at_the_same_time_comes_before_its
         places = {"unix": str(tmp_path / "s"), "tcp": used}
         async with AsyncExitStack() as stack:
             serving = Serving(
-                Appearing(tmp_path / "log"), places, None, [], Configuration(), as_json=False
+                Appearing(tmp_path / "log"), places, None, None, [], Configuration(), as_json=False
             )
             prepared = await serving.prepare(stack)
             assert prepared.places["listening"].ports == []

@@ -28,7 +28,7 @@ class Served:
     session: aiohttp.ClientSession
 
     def url(self, name: str) -> str:
-        return f"{self.server.addresses[0]}{PREFIX}{name}"
+        return f"{self.server.addresses[0].replace('0.0.0.0', '127.0.0.1')}{PREFIX}{name}"
 
     async def send(
         self, method: str, name: str, body: bytes = b"", query: str = "", **headers: Any
@@ -51,12 +51,17 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    path: Path, *, settings: HttpSettings = QUICK, logs: Settings = SMALL, **options: Any
+    path: Path,
+    *,
+    settings: HttpSettings = QUICK,
+    logs: Settings = SMALL,
+    listen: str = "127.0.0.1:0",
+    **options: Any,
 ) -> AsyncIterator[Served]:
     """Serve a store until the block ends."""
     async with (
         WalStore.open(path, settings=logs) as store,
-        HttpServer.open(store, "127.0.0.1:0", settings=settings, **options) as server,
+        HttpServer.open(store, listen, settings=settings, **options) as server,
         aiohttp.ClientSession(skip_auto_headers=["Content-Type"]) as session,
     ):
         yield Served(store, server, session)

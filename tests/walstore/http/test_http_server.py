@@ -16,9 +16,13 @@ import aiohttp
 import pytest
 
 from tests.cases import case
+from tests.cloud import tier
 from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.http.conftest import QUICK, Served, serving
 from tests.walstore.serve.certificates import make_certificate
+from uploader.stores.memory import MemoryStore
+from uploader.testing import faults
+from uploader.testing.faults import FaultyStore
 from walstore import InvalidSettingsError, StorageUnavailableError, Wal, WalStore
 from walstore.http import HttpServer, HttpSettings
 from walstore.testing import FaultyFileSystem
@@ -405,3 +409,54 @@ async def test_a_full_disk_is_one_warning_until_it_ends(
         assert len(said) == 1
         faulty.heal()
         assert await served.status("POST", "s", b"x", **TEXT) == 204
+
+
+async def test_a_proxy_of_this_machine_is_named(tmp_path: Path) -> None:
+    """A page of somebody else could still make another name mean this machine."""
+    async with serving(tmp_path, allow_hosts=["log.example"]) as served:
+        assert await served.status("PUT", "s", Host="LOG.example:443", **TEXT) == 201
+        assert await served.status("GET", "s", Host="localhost") == 200
+        assert await served.status("GET", "s", Host="evil.example") == 421
+        assert await served.status("GET", "s", Host="log.example@evil.example") == 421
+
+
+async def test_behind_a_proxy_a_token_is_enough(tmp_path: Path) -> None:
+    async with WalStore.open(tmp_path) as store:
+        for options in ({}, {"token": "t"}, {"behind_proxy": True}):
+            with pytest.raises(InvalidSettingsError, match="behind_proxy"):
+                await HttpServer.open(store, "0.0.0.0:0", **options)
+    async with serving(tmp_path, listen="0.0.0.0:0", token="t", behind_proxy=True) as served:
+        assert await served.status("PUT", "s", Authorization="Bearer t", **TEXT) == 201
+        assert await served.status("GET", "s", Host="log.example") == 401
+
+
+async def test_it_is_not_ready_while_shipping_waits_for_an_operator(tmp_path: Path) -> None:
+    """It is while a store is away: shipping goes on by itself then, and no other server would do better."""
+    store = FaultyStore(MemoryStore())
+    async with (
+        Wal.open(tmp_path / "orders", tier=tier(store)) as wal,
+        HttpServer.open(wal, "127.0.0.1:0", settings=QUICK) as server,
+        aiohttp.ClientSession() as session,
+    ):
+
+        async def ready() -> tuple[int, Any]:
+            async with session.get(server.addresses[0] + "/ready") as answer:
+                return answer.status, await answer.json()
+
+        assert await ready() == (200, {"status": "ready"})
+        is_refusing = True
+
+        async def refuse(request: faults.Request) -> object:
+            if is_refusing:
+                raise StorageUnavailableError("the token expired", retriable=False)
+            return await request()
+
+        store.on("put_if_absent", refuse, times=10**9)
+        with pytest.raises(StorageUnavailableError):
+            await wal.append(b"v", durability="cloud")
+        status, said = await ready()
+        assert (status, said["status"]) == (503, "not ready")
+        assert said["reason"] == "shipping of 1 log(s) ended or waits for an operator"
+        is_refusing = False
+        await wal.wait_durable(1, "cloud")
+        assert await ready() == (200, {"status": "ready"})
