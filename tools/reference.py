@@ -234,8 +234,8 @@ PORTS = (ObjectStore, FileSystem)
 SECTIONS = {
     "Start here": "index tutorial concepts",
     "How-tos": (
-        "web_application several_processes serving http work_queue replication cluster transactions streams "
-        "readonly consumers "
+        "web_application several_processes serving deploy http work_queue replication cluster "
+        "transactions streams readonly consumers "
         "messages retention store cloud_writer cloud_reading collection integrity restore "
         "versioned_collections open_tables repair operations testing "
         "stores spark spark_cluster spark_streaming spark_sink spark_fast_path spark_sidecar "

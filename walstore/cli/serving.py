@@ -18,6 +18,7 @@ from walstore import Replication, Wal, WalStore
 from walstore.cli.cluster import open_keys
 from walstore.cli.configuration import Configuration
 from walstore.cli.location import open_collection
+from walstore.cli.notify import notify
 from walstore.cli.report import Report
 from walstore.cli.running import stop_on_signal
 from walstore.cluster.member import ClusterMember
@@ -106,7 +107,8 @@ class Serving(NamedTuple):
         return self.web is not None or self.metrics is not None
 
     def print(self, what: str, addresses: Sequence[str], **more: Any) -> None:
-        """Say where it can be reached, now that it can."""
+        """Say where it can be reached, now that it can; also to systemd."""
+        notify("READY=1")
         logger.info("%s %s: listening at %s", what, self.directory, ", ".join(addresses))
         done = {what: str(self.directory), **more, "addresses": list(addresses)}
         fields = [(what, str(self.directory)), *(("at", address) for address in addresses)]
@@ -152,6 +154,7 @@ async def serve_logs(
         addresses, _ = await serving.open(stack, metrics, registry, logs)
         serving.print("serving", addresses, store=is_store)
         await _first_of(*(end() for end in ends))
+        _say_stopping()
 
 
 async def serve_copies(serving: Serving) -> None:
@@ -166,6 +169,7 @@ async def serve_copies(serving: Serving) -> None:
         addresses, _ = await serving.open(stack, metrics, registry, None, replicas=node)
         serving.print("copies", addresses)
         await stop.wait()
+        _say_stopping()
 
 
 async def serve_cluster(
@@ -199,9 +203,15 @@ async def serve_cluster(
         if member.is_joined:
             serving.print("member", addresses, advertised=place)
             await _first_of(stop.wait(), member.wait_closing())
+        _say_stopping()
         await member.leave()
         if member.is_replaced:
             raise FencedError(member.replaced_by)
+
+
+def _say_stopping() -> None:
+    notify("STOPPING=1")
+    logger.info("stopping: requests in progress end, then the logs are closed")
 
 
 def advertised_web(web: str, place: str) -> str:

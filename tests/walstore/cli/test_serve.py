@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -191,6 +193,22 @@ async def test_behind_a_proxy_with_figures_of_its_own(tmp_path: Path) -> None:
                 assert answer.status == 401
             async with session.get(f"{metrics.removesuffix('metrics')}ready") as answer:
                 assert answer.status == 200
+
+
+@pytest.mark.parametrize("is_abstract", [False, True])
+def test_systemd_is_told(tmp_path: Path, is_abstract: bool) -> None:
+    name = f"@walstore-{os.urandom(8).hex()}" if is_abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.bind(name.replace("@", "\0") if is_abstract else name)
+        told.settimeout(30)
+        with serving(tmp_path / "orders", NOTIFY_SOCKET=name) as (process, _):
+            assert told.recv(100) == b"READY=1"
+            process.send_signal(signal.SIGTERM)
+            assert told.recv(100) == b"STOPPING=1"
+            assert process.wait(30) == 0
+    with serving(tmp_path / "orders", NOTIFY_SOCKET=name) as (process, _):
+        process.send_signal(signal.SIGTERM)  # nobody listens: it serves as ever
+        assert process.wait(30) == 0
 
 
 async def test_store_settings_reach_the_store(tmp_path: Path) -> None:
