@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 import threading
@@ -15,10 +16,11 @@ import pytest
 
 from tests.cloud import FAST
 from tests.local import SMALL
-from uploader import CloudTier
+from uploader import CloudTier, CloudWriter
 from uploader.stores.memory import MemoryStore
 from walstore import Settings, Wal, connect
 from walstore.serve import Server
+from walstore.spark.source import WalstoreSource
 
 ROOT: Final = Path(__file__).parent.parent
 DESIGN: Final = (ROOT / "docs" / "design.md").read_text()
@@ -137,6 +139,22 @@ async def test_a_request(tmp_path: Path, passed: Passed) -> None:
                 await remote.append(b"v")
     named = set(walk("request").values()) - {"walstore/serve/listening.py"}  # the system accepts
     assert named <= files
+
+
+async def test_a_spark_read(tmp_path: Path, passed: Passed) -> None:
+    """As Spark's Python processes do it, without Spark."""
+    url = f"file://{tmp_path}"
+    async with CloudWriter.open(url) as writer:
+        await writer.append_many([b"v"] * 3)
+
+    def read() -> int:
+        source = WalstoreSource({"path": url})
+        with passed.listening():
+            reader = source.reader(source.schema())
+            return sum(rows.num_rows for one in reader.partitions() for rows in reader.read(one))
+
+    assert await asyncio.to_thread(read) == 3
+    assert set(walk("Spark read").values()) <= passed.files
 
 
 async def test_a_job(tmp_path: Path, passed: Passed) -> None:
