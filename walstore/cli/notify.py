@@ -18,7 +18,7 @@ def notify(state: str) -> None:
     address = "\0" + place[1:] if place[0] == "@" else place
     with (
         contextlib.suppress(OSError),
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
     ):
         sender.settimeout(0)
         sender.connect(address)

@@ -84,6 +84,7 @@ class Opening(NotCopied, Generic[_C]):
         self._resource: _C | None = None
 
     def __await__(self) -> Generator[Any, None, _C]:
+        _check_asyncio()
         return self._open_it().__await__()
 
     if not TYPE_CHECKING:  # type checkers find these mistakes by themselves
@@ -98,6 +99,7 @@ class Opening(NotCopied, Generic[_C]):
             """Only here so that ``with`` reaches ``__enter__``."""
 
     async def __aenter__(self) -> _C:
+        _check_asyncio()
         self._resource = await self._open_it()
         return self._resource
 
@@ -114,6 +116,15 @@ class Opening(NotCopied, Generic[_C]):
             if error is None:
                 raise
             error.add_note(f"and closing failed: {closing!r}")
+
+
+def _check_asyncio() -> None:
+    """Raise WrongLoopError where no event loop of asyncio runs, as in trio."""
+    if _get_running_loop() is None:
+        raise WrongLoopError(
+            "no event loop of asyncio runs here; nothing was opened: start one with asyncio.run(), or use "
+            "walstore.sync in a thread, such as trio.to_thread.run_sync()"
+        )
 
 
 async def wait_closed(closing: asyncio.Future[None]) -> None:

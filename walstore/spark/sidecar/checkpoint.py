@@ -162,6 +162,9 @@ def sync_file_systems(places: Iterable[str]) -> None:
     StorageUnavailableError if a disk fails; the directories may then not be durable.
     """
     libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "syncfs"):  # Linux has it
+        os.sync()
+        return
     synced: set[int] = set()
     for place in places:
         path = _existing(Path(place))
