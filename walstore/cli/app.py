@@ -34,6 +34,7 @@ from walstore.cli import (
     records,
     removal,
     repair,
+    rotate,
     serve,
     sidecar,
     soak,
@@ -206,6 +207,7 @@ _add(MOVING, copying.restore, "rebuild a log directory from object storage")
 _add(MOVING, copying.fork, "copy a stored log, or a part of it")
 _add(MOVING, sidecar.sidecar, "copy a log continuously into a table or a collection")
 _add(MOVING, table.table, "register a stored log's fragments in an Iceberg table")
+_add(ENDING, rotate.rotate, "seal the active segment of a log now")
 _add(ENDING, removal.trim, "remove the oldest records of a log")
 _add(ENDING, removal.gc, "remove fragments that no cursor of a stored log needs")
 _add(ENDING, removal.seal, "close a stored log to new records permanently")

@@ -12,23 +12,26 @@ import typer
 from walstore.cli.cursors import open_cursors
 from walstore.cli.errors import FAILED
 from walstore.cli.holder import find_holder
-from walstore.cli.location import is_store, open_location
-from walstore.cli.options import AsJson, Location, option
+from walstore.cli.location import connect_to, open_location
+from walstore.cli.options import AnyLocation, AsJson, option
 from walstore.cli.output import format_bytes, format_count, print_verdict
 from walstore.cli.running import run_async
 from walstore.core.files.log_bounds import find_missing
 from walstore.core.files.log_files import LogSnapshot
 from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.statistics import Statistics
+from walstore.location import is_address, is_url
 
 CHECK_EXAMPLES = """\
   walstore check data/orders --max-lag 10000 --max-upload-lag 100000
   walstore check data/orders --max-age 300 --min-free-bytes 10000000000 --writer
   walstore check s3://bucket/orders --max-lag 10000 --json
+  walstore check unix:///run/orders.sock --max-upload-lag 100000
 """
 
 
 def check(
-    location: Location,
+    location: AnyLocation,
     *,
     max_lag: Annotated[
         int | None, option("--max-lag N", "Most records that a cursor may lag.", min=0)
@@ -54,8 +57,8 @@ def check(
 ) -> None:
     """Check the health of a log; the exit code is 1 if there is a problem.
 
-    Without options it reports only missing records that had been synced, and unreadable
-    cursors. Takes no lock and reads one record, so it may run every few seconds.
+    Without options it reports only missing records that had been synced, unreadable cursors, and what a
+    server says does not work. Takes no lock and reads one record, so it may run every few seconds.
     Only --max-upload-lag sends requests to a store.
     """
     found = run_async(_look(location, asks_tier=max_upload_lag is not None))
@@ -75,7 +78,7 @@ def check(
         )
     free = found["free_bytes"]
     if min_free_bytes is not None and (free is None or free < min_free_bytes):
-        problems.append("a store has no disk" if free is None else f"{format_bytes(free)} are free")
+        problems.append("it has no disk here" if free is None else f"{format_bytes(free)} are free")
     if writer and found["writer"] is None:
         problems.append("no program has it open for writing")
     report = {"ok": not problems, **found, "problems": problems}
@@ -93,14 +96,14 @@ def _damage(found: dict[str, Any]) -> list[str]:
         problems.append(
             f"records from {found['missing_from']} on had been synced and are missing: walstore repair"
         )
-    return problems
+    return [*problems, *found["failures"]]
 
 
 async def _look(location: str, *, asks_tier: bool) -> dict[str, Any]:
     """Return the figures of a log, null where it has none."""
     async with open_cursors(location, "check") as cursors:
         seen = await cursors.to_json()
-    limit = seen["tail" if is_store(location) else "durable_limit"]
+    limit = seen["durable_limit"] if "durable_limit" in seen else seen["tail"]
     found: dict[str, Any] = {
         "location": seen["location"],
         "head": seen["head"],
@@ -111,8 +114,14 @@ async def _look(location: str, *, asks_tier: bool) -> dict[str, Any]:
         "free_bytes": None,
         "writer": None,
         "missing_from": None,
+        "failures": [],
     }
-    if not is_store(location):
+    if is_address(location):
+        async with await connect_to(location) as log:
+            now = await log.statistics()
+        lag = None if now.upload is None else max(0, limit - now.uploaded_limit)
+        return found | {"writer": location, "upload_lag": lag, "failures": _failures(now)}
+    if not is_url(location):
         path = Path(location)
         found |= await asyncio.to_thread(_look_at_disk, path)
         tier = found.pop("tier_url")
@@ -131,6 +140,16 @@ def _look_at_disk(path: Path) -> dict[str, Any]:
         "missing_from": find_missing(view.fs, path),
         "tier_url": view.tier_url,
     }
+
+
+def _failures(now: Statistics) -> list[str]:
+    """Return what a server says that does not work."""
+    failures = {
+        "the log": now.failure,
+        "shipping": now.tier_failure,
+        "replication": now.replication_trouble,
+    }
+    return [f"{what}: {why}" for what, why in failures.items() if why]
 
 
 async def _age(location: str, head: int, limit: int) -> float | None:

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from walstore import CursorInfo
+from walstore import CursorInfo, RemoteWal
 from walstore.cli.errors import UsageError
-from walstore.cli.location import is_store, to_directory
-from walstore.cli.options import Confirm, Location, option
+from walstore.cli.location import connect_to, to_directory
+from walstore.cli.options import AnyLocation, Confirm, option
 from walstore.cli.output import complain, format_time
 from walstore.cli.report import Listing, Report
 from walstore.core.files.locks import this_process
@@ -20,6 +20,7 @@ from walstore.core.files.log_files import LogSnapshot
 from walstore.core.offset_range import OffsetRange
 from walstore.core.runtime.clock import SystemClock
 from walstore.errors import CorruptionError, LogNotFoundError
+from walstore.location import is_address, is_url
 from walstore.positions.cursor_state import TAG_BYTES, CursorState, check_name
 from walstore.positions.cursors.directory import hold_cursors
 from walstore.positions.cursors.kept import list_all_cursors, refuse_copy
@@ -33,6 +34,7 @@ CURSORS_EXAMPLES = """\
   walstore cursors data/orders
   walstore cursors data/orders --set billing 1200 --confirm
   walstore cursors data/orders --delete old-job --confirm
+  walstore cursors unix:///run/orders.sock --set billing 1200 --confirm
   walstore cursors s3://bucket/orders --set report 5000 --lease 86400 --confirm
 """
 
@@ -40,7 +42,7 @@ _PATIENCE_SECONDS = 2.0
 
 
 async def cursors(
-    location: Location,
+    location: AnyLocation,
     *,
     move: Annotated[
         tuple[str, int] | None, option("--set NAME OFFSET", "Set the cursor to an offset.")
@@ -63,7 +65,7 @@ async def cursors(
     """
     if move is not None and delete is not None:
         raise UsageError("give --set or --delete, not both")
-    if lease is not None and (move is None or not is_store(location)):
+    if lease is not None and (move is None or is_address(location) or not is_url(location)):
         raise UsageError("--lease goes with --set, and with a store")
     found = await _change(location, move, delete, lease, is_confirmed=confirm)
     if not found["cursors"]:
@@ -94,7 +96,7 @@ async def _change(
             try:
                 before = await log.position(delete)
             except CorruptionError as error:
-                if isinstance(log, _LocalCursors):
+                if not isinstance(log, _StoredCursors):
                     raise
                 await log.remove_damaged(delete, error, is_confirmed=is_confirmed)
                 return await log.to_json()
@@ -112,9 +114,13 @@ async def _change(
 @asynccontextmanager
 async def open_cursors(
     location: str, verb: str = "cursors"
-) -> AsyncIterator[_LocalCursors | _StoredCursors]:
+) -> AsyncIterator[_LocalCursors | _ServedCursors | _StoredCursors]:
     """Open the cursors of a log for the time of a block; ``verb`` is who asks, for messages."""
-    if not is_store(location):
+    if is_address(location):
+        async with await connect_to(location) as log:
+            yield _ServedCursors(location, log)
+        return
+    if not is_url(location):
         path = to_directory(location, verb)
         yield _LocalCursors(path, await asyncio.to_thread(LogSnapshot.open, path))
         return
@@ -209,6 +215,43 @@ def _local_entry(info: CursorInfo, limit: int) -> dict[str, Any]:
         "owner": state.owner if state else None,
         "problem": str(info.problem) if info.problem else None,
     }
+
+
+class _ServedCursors:
+    """The cursors of a served log."""
+
+    not_written = ""
+
+    def __init__(self, location: str, log: RemoteWal) -> None:
+        self._log = log
+        self.offsets = OffsetRange(log.head, log.limit)
+        self.location = location
+        self.where = f"at {location}"
+
+    async def position(self, name: str) -> int | None:
+        """Return where a cursor stands, 0 if it is damaged, or None if there is none."""
+        try:
+            check_name(name)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        found = await self._log.cursors()
+        return next((one.position for one in found if one.name == name), None)
+
+    async def change(
+        self, name: str, offset: int | None, _lease_seconds: float | None = None
+    ) -> None:
+        """Set a cursor, or remove it if ``offset`` is None. It keeps its lease, extended."""
+        if offset is None:
+            await self._log.delete_cursor(name)
+            return
+        cursor = await self._log.cursor(name, start=offset)
+        if cursor.position != offset:
+            await cursor.rewind(offset)
+
+    async def to_json(self) -> dict[str, Any]:
+        head, limit = self.offsets
+        entries = [_local_entry(one, limit) for one in await self._log.cursors()]
+        return {"location": self.location, "head": head, "durable_limit": limit, "cursors": entries}
 
 
 class _StoredCursors:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from pathlib import Path
 from typing import Any
 
 from walstore.cli.holder import find_holder
-from walstore.cli.location import is_store, to_directory
-from walstore.cli.options import Directory, Location
+from walstore.cli.location import connect_to, to_directory
+from walstore.cli.options import AnyLocation, Directory
 from walstore.cli.output import format_bytes, format_count, format_time
 from walstore.cli.report import Fields, Listing, Report
 from walstore.cli.running import run_async
@@ -21,22 +22,27 @@ from walstore.core.format import segment
 from walstore.core.format.frame_scan import FrameScan
 from walstore.core.ports import File
 from walstore.errors import CorruptionError
+from walstore.location import is_address, is_url
 
 INSPECT_EXAMPLES = """\
   walstore inspect data/orders
+  walstore inspect unix:///run/orders.sock
   walstore inspect 's3://bucket/orders?region=eu-west-1' --json
 """
 
 _SHOWN_SEGMENTS = 8
 
 
-def inspect(location: Location) -> Report:
+def inspect(location: AnyLocation) -> Report:
     """Show the state of a log on one screen. Takes no lock and may run next to the writer.
 
-    For a directory: offsets, segments, bytes, epoch, writer and tier; for a directory of
-    logs the output of 'walstore ls'. For a store: the content of the manifest.
+    For a directory, and for the address of a server: offsets, segments, bytes, epoch, writer and tier; for a
+    directory of logs the output of 'walstore ls'. For a store: the content of the manifest.
     """
-    if is_store(location):
+    if is_address(location):
+        found = run_async(_inspect_served(location))
+        return Report(found, _directory_fields(found))
+    if is_url(location):
         found = run_async(_inspect_store(location))
         return Report(found, _store_fields(found))
     path = to_directory(location, "inspect")
@@ -100,7 +106,8 @@ def _directory_fields(found: dict[str, Any]) -> Fields:
     fields.append(("writer", "none" if writer is None else writer["note"]))
     fields.append(("shipped to", found["tier_url"] or "nowhere"))
     if found["tier_url"]:
-        fields.append(("uploaded limit", f"{found['uploaded_limit']} at the last checkpoint"))
+        when = "now" if found["kind"] == "server" else "at the last checkpoint"
+        fields.append(("uploaded limit", f"{found['uploaded_limit']} {when}"))
     fields.append(("segments", len(segments)))
     hidden = len(segments) - _SHOWN_SEGMENTS
     if hidden > 0:
@@ -108,10 +115,42 @@ def _directory_fields(found: dict[str, Any]) -> Fields:
     for one in segments[-_SHOWN_SEGMENTS:]:
         state = "active"
         if one["sealed"]:
-            state = f"sealed, until {format_time(one['max_timestamp_us'])}Z"
+            until = one["max_timestamp_us"]
+            state = "sealed" if until is None else f"sealed, until {format_time(until)}Z"
         span = f"[{one['start']}, {one['limit']})"
         fields.append(("", f"{span}  {format_bytes(one['bytes'])}  {state}"))
     return fields
+
+
+async def _inspect_served(location: str) -> dict[str, Any]:
+    async with await connect_to(location) as log:
+        now, extents = await asyncio.gather(log.statistics(), log.extents())
+        segments = [
+            {
+                "name": one.name,
+                "start": one.start,
+                "limit": one.limit,
+                "sealed": one.kind == "sealed",
+                "bytes": one.size_bytes or 0,
+                "max_timestamp_us": None,
+            }
+            for one in extents.segments
+        ]
+        return {
+            "location": location,
+            "kind": "server",
+            "log_id": log.log_id,
+            "head": now.head,
+            "durable_limit": now.durable_limit,
+            "records": now.durable_limit - now.head,
+            "epoch": now.epoch,
+            "bytes": sum(one.size_bytes or 0 for one in extents.segments),
+            "segments": segments,
+            "missing_from": None,
+            "uploaded_limit": now.uploaded_limit if extents.tier_url else None,
+            "tier_url": extents.tier_url,
+            "writer": {"pid": None, "note": f"the server at {location}"},
+        }
 
 
 async def _inspect_store(url: str) -> dict[str, Any]:

@@ -42,6 +42,8 @@ AnyLocation = Annotated[
     ),
 ]
 
+LocalOrServed = Annotated[str, argument("LOCATION", "A log directory, or the address of a server.")]
+
 Directory = Annotated[str, argument("DIRECTORY", "A log directory.")]
 
 StoreUrl = Annotated[

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from walstore import Wal
+from walstore import CursorInfo, Wal
 from walstore.cli.errors import OutputError, UsageError
-from walstore.cli.location import open_location, parse_place, to_directory, to_url
-from walstore.cli.options import Confirm, Directory, StoredAt, argument, option
+from walstore.cli.location import (
+    StartPlace,
+    connect_to,
+    open_location,
+    parse_place,
+    to_directory,
+    to_url,
+)
+from walstore.cli.options import Confirm, LocalOrServed, StoredAt, argument, option
 from walstore.cli.output import format_bytes, format_count, format_time, progress_bar
 from walstore.cli.report import Fields, Report
 from walstore.core.files.log_files import LogSnapshot
 from walstore.core.runtime.clock import SystemClock
+from walstore.core.tier_port import Extent
+from walstore.location import is_address
 from walstore.log.retention_plan import Pin, plan_trim
 from walstore.positions.cursors.kept import list_all_cursors
 
@@ -29,11 +38,12 @@ TRIM_EXAMPLES = """\
   walstore trim data/orders --before 100000
   walstore trim data/orders --before 2025-06-01 --confirm
   walstore trim data/orders --before -1000000 --json
+  walstore trim unix:///run/orders.sock --before -7d --confirm
 """
 
 
 async def trim(
-    directory: Directory,
+    location: LocalOrServed,
     *,
     before: Annotated[
         str,
@@ -46,10 +56,14 @@ async def trim(
     """Remove the records before a place. A dry run without --confirm.
 
     Cursors pin the records from their position on. Segments wholly before the new head are deleted.
-    --confirm opens the log for writing, so the exit code is 4 if a writer has it; the dry run takes no
-    lock. A log with a tier is not trimmed beyond the records known to be there.
+    --confirm opens a directory for writing, so the exit code is 4 if a writer has it, unless its address is
+    given; the dry run takes no lock. A log with a tier is not trimmed beyond the records known to be there.
     """
-    path, place = to_directory(directory, "trim"), parse_place(before)
+    place = parse_place(before)
+    if is_address(location):
+        done = await _trim_served(location, place, is_confirmed=confirm)
+        return Report(done, _trim_fields(done), is_dry_run=not confirm)
+    path = to_directory(location, "trim")
     view = await asyncio.to_thread(LogSnapshot.open, path)
     async with open_location(str(path)) as log:
         offset = await place.resolve(log)
@@ -62,35 +76,69 @@ async def trim(
 
 
 def _plan_trim(view: LogSnapshot, before: int) -> dict[str, Any]:
-    if view.tier_url is not None and before > max(view.uploaded_limit, view.head):
+    if view.tier_url is not None:
+        _check_shipped(
+            before, view.tier_url, max(view.uploaded_limit, view.head), "at the last checkpoint"
+        )
+    cursors = list_all_cursors(view.fs, view.path, SystemClock().now_us())
+    sealed = [
+        Extent(one.start, one.summary.limit, one.path.stat().st_size, "sealed", one.path.name)
+        for one in view.segments
+        if one.summary is not None
+    ]
+    return _trim_report(str(view.path), before, view.head, view.durable_limit, cursors, sealed)
+
+
+async def _trim_served(location: str, place: StartPlace, *, is_confirmed: bool) -> dict[str, Any]:
+    async with open_location(location) as log:
+        before = await place.resolve(log)
+    async with await connect_to(location) as wal:
+        now, cursors, extents = await asyncio.gather(wal.statistics(), wal.cursors(), wal.extents())
+        if extents.tier_url is not None:
+            _check_shipped(before, extents.tier_url, max(now.uploaded_limit, now.local_head), "now")
+        sealed = [one for one in extents.segments if one.kind == "sealed"]
+        limit = now.durable_limit
+        done = _trim_report(location, before, now.local_head, limit, cursors, sealed)
+        if is_confirmed:
+            await wal.trim(before=before)
+            done["new_head"], done["applied"] = (await wal.statistics()).local_head, True
+    return done
+
+
+def _check_shipped(before: int, url: str, shipped: int, when: str) -> None:
+    if before > shipped:
         raise UsageError(
-            f"{view.tier_url} held offsets below {view.uploaded_limit} at the last checkpoint; "
+            f"{url} held offsets below {shipped} {when}; "
             f"'walstore upload' the log before trimming it to {before}"
         )
-    now_us = SystemClock().now_us()
-    cursors = list_all_cursors(view.fs, view.path, now_us)
+
+
+def _trim_report(
+    location: str,
+    before: int,
+    head: int,
+    durable_limit: int,
+    cursors: Sequence[CursorInfo],
+    sealed: Sequence[Extent],
+) -> dict[str, Any]:
     pins = [Pin(one.position, one.name) for one in cursors if not one.is_expired]
     new_head = plan_trim(
         before,
-        head=view.head,
-        durable_limit=view.durable_limit,
-        now_us=now_us,
+        head=head,
+        durable_limit=durable_limit,
+        now_us=SystemClock().now_us(),
         uploaded_limit=None,
         pins=pins,
     )
-    gone = [
-        (one.path.name, one.path.stat().st_size)
-        for one in view.segments
-        if one.summary is not None and one.summary.limit <= new_head
-    ]
+    gone = [(one.name, one.size_bytes or 0) for one in sealed if one.limit <= new_head]
     return {
-        "location": str(view.path),
+        "location": location,
         "applied": False,
         "before": before,
-        "head": view.head,
+        "head": head,
         "new_head": new_head,
-        "durable_limit": view.durable_limit,
-        "records": new_head - view.head,
+        "durable_limit": durable_limit,
+        "records": new_head - head,
         "segments": [{"name": name, "bytes": size_bytes} for name, size_bytes in gone],
         "bytes": sum(size_bytes for _, size_bytes in gone),
         "pinned_by": [

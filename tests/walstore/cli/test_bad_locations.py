@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.cases import case
+from tests.waiting import RUNS_OUT_SECONDS
 from tests.walstore.cli.conftest import Cli, fill
 from tests.walstore.cli.test_app import COLLECTION_VERBS, VERBS
+from walstore import connect
+from walstore.cli import location as locations
 
-DIRECTORY = ("ls", "segments", "repair", "upload", "trim")
+DIRECTORY = ("ls", "segments", "repair", "upload", "rotate", "trim")
 """Verbs that need a log directory."""
 STORE = ("fragments", "manifest", "scrub", "rebuild", "restore", "fork", "gc", "seal", "destroy")
 """Verbs that need a log in a store."""
@@ -20,6 +24,8 @@ READERS = ("tail", "dump", "inspect", "cursors", "check", "verify", "top", "grou
 EITHER = (*READERS, "sidecar")
 OTHER = ("append", "bench")
 """Append makes what is not there, bench takes any directory."""
+SERVED = ("trim", "rotate", "inspect", "check", "cursors")
+"""A server does these, too."""
 COLLECTION = tuple(f"collection {verb}" for verb in COLLECTION_VERBS)
 """Verbs that need a versioned collection in a store, but for the one that makes it."""
 
@@ -121,10 +127,14 @@ def test_a_store_instead_of_a_directory(cli: Cli, place: Path) -> None:
         _check(cli, verb, (place / "log").as_uri(), {1}, f"{verb} needs a log directory, not")
 
 
-def test_a_server_instead_of_a_log(cli: Cli, place: Path) -> None:
-    for verb in (*DIRECTORY, *STORE, *COLLECTION, "inspect", "verify", "check", "cursors"):
-        for location in ("tcp://127.0.0.1:1", "unix:///nowhere"):
-            _check(cli, verb, location, {1}, "is the address of a server")
+def test_a_server_instead_of_a_log(cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    impatient = partial(connect, connect_seconds=RUNS_OUT_SECONDS)
+    monkeypatch.setattr(locations, "connect", impatient)
+    for address in ("tcp://127.0.0.1:1", "unix:///nowhere"):
+        for verb in {*DIRECTORY, *STORE, *COLLECTION, "verify"} - set(SERVED):
+            _check(cli, verb, address, {1}, "is the address of a server")
+        for verb in SERVED:
+            _check(cli, verb, address, {1}, "no server at ")
 
 
 def test_a_directory_instead_of_a_store(cli: Cli, place: Path) -> None:

@@ -96,4 +96,4 @@ def test_a_store_and_what_is_shipped_there(cli: Cli, tmp_path: Path) -> None:
     assert (done.code, json.loads(done.out)["upload_lag"]) == (0, 0)
     done = cli("check", url, "--max-age", "1000", "--json")
     assert (done.code, json.loads(done.out)["limit"]) == (0, 11)
-    assert "a store has no disk" in cli("check", url, "--min-free-bytes", "1").err
+    assert "it has no disk here" in cli("check", url, "--min-free-bytes", "1").err
