@@ -38,7 +38,7 @@ async def test_a_record_that_no_message_holds_is_refused_alone(tmp_path: Path) -
     async with serving(tmp_path / "log", log, limits) as server, server.connect() as remote:
         with pytest.raises(RecordTooLargeError):
             await remote.append(bytes(4 * MIB))
-        assert await remote.append(bytes(3 * MIB - 1024)) == 1
+        assert await remote.append(bytes(4 * MIB - 100)) == 1
         with pytest.raises(RecordTooLargeError, match="use transaction"):
             await remote.append_many([bytes(MIB)] * 4)
         assert server.server.figures.connected == 1

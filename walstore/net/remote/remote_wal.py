@@ -34,6 +34,8 @@ from walstore.records import Durability
 _READ_BYTES: Final = 1 << 20
 _HEAD_BYTES: Final = 1 << 20
 """Room that a message has for anything but the records of a group."""
+_LEAST_HEAD_BYTES: Final = 100
+"""The same of a single record without headers."""
 
 
 def connect(
@@ -232,9 +234,9 @@ class RemoteWal(RemoteReads, Log):
         about = about_log(welcome)
         self.path = Path(os.fsdecode(about["path"]))
         backend = self.appends
-        most = int(welcome["message_bytes"]) - _HEAD_BYTES
-        backend.max_record_bytes = min(int(about["max_record_bytes"]), most)
-        backend.most_group_bytes = min(int(about["channel_bytes"]), most)
+        most = int(welcome["message_bytes"])
+        backend.max_record_bytes = min(int(about["max_record_bytes"]), most - _LEAST_HEAD_BYTES)
+        backend.most_group_bytes = min(int(about["channel_bytes"]), most - _HEAD_BYTES)
         backend.producer_window = int(about["producer_window"])
         self._mirror.durability = Durability(about["durability"])
         self._mirror.begin(about["limits"], epoch_of(welcome))
