@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.reference import HIDDEN, INSIDE, PAGES, signature_of
+from walstore.core.runtime.old_names import is_coroutine
 
 LIST = Path(__file__).parent.parent / "tests" / "golden" / "api.txt"
 
@@ -71,7 +72,7 @@ def _signature(shown: Any) -> str:
     if not callable(function):
         return ""
     try:
-        after = ", awaited" if inspect.iscoroutinefunction(function) else ""
+        after = ", awaited" if is_coroutine(function) else ""
         return re.sub(r" at 0x[0-9a-f]+", "", str(signature_of(function))) + after
     except (TypeError, ValueError):
         return ""

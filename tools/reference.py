@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from uploader.stores import ObjectStore
 from walstore.core.ports import FileSystem
+from walstore.core.runtime.old_names import is_coroutine
 from walstore.errors import WalError
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -611,7 +612,7 @@ def _code(module: str, line: str) -> list[str]:
 
 
 def _prefix(function: Any) -> str:
-    return "async " if inspect.iscoroutinefunction(function) else ""
+    return "async " if is_coroutine(function) else ""
 
 
 def _signature(function: Any) -> str:

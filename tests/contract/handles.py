@@ -21,6 +21,7 @@ from uploader.format.entries import Fragment
 from uploader.format.setsum import Setsum
 from uploader.stores import MemoryStore
 from walstore import Record, Wal, WalStore
+from walstore.core.runtime.old_names import unrenamed
 
 ARGUMENTS: Final[dict[str, Any]] = {
     "at": 1,
@@ -122,6 +123,7 @@ def calls(handle: object) -> Iterator[Call]:
         found = inspect.getattr_static(type(handle), name)
         if not isinstance(found, FunctionType):
             continue  # a property, which looks; or of the class
+        found = unrenamed(found)[0]
         is_waiting = inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found)
         if name in ANYWHERE and not is_waiting:
             continue

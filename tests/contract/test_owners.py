@@ -32,6 +32,7 @@ from tests.contract.handles import (
 )
 from tests.walstore.serve.served import serving_from_a_thread
 from walstore import WalClosedError, WrongLoopError
+from walstore.core.runtime.old_names import unrenamed
 from walstore.core.runtime.owned import Owned
 
 WITH_LOOPS: Final = [name for name in FACES if name not in ("blocking", "distant")]
@@ -160,9 +161,9 @@ def test_every_public_class_with_coroutines_is_a_handle_or_says_why_not() -> Non
 
 def has_coroutines(kind: type) -> bool:
     return any(
-        inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
+        inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call)
         for name, member in vars(kind).items()
-        if not name.startswith("_")
+        if not name.startswith("_") and (call := unrenamed(member)[0])
     )
 
 

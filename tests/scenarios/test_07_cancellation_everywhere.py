@@ -42,6 +42,7 @@ from walstore.core.faces.fence import Fence
 from walstore.core.faces.producer import Producer
 from walstore.core.faces.transaction import Transaction
 from walstore.core.read.reader import Reader
+from walstore.core.runtime.old_names import is_coroutine
 from walstore.core.settings import KIB
 from walstore.records import from_timestamp_us
 from walstore.testing import ManualClock
@@ -429,6 +430,6 @@ def test_every_public_coroutine_is_here() -> None:
     }  # ends with its log: walstore/cluster/replication/test_clients.py
     elsewhere |= {"Wal.refresh"}  # waits for copies: walstore/cluster/replication/test_current.py
     for owner in (Wal, Transaction, Producer, Fence, Reader):
-        for name, _ in inspect.getmembers(owner, inspect.iscoroutinefunction):
+        for name, _ in inspect.getmembers(owner, is_coroutine):
             if not name.startswith("_") or name.startswith("__a"):
                 assert f"{owner.__name__}.{name}" in covered | elsewhere

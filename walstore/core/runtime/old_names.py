@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
+import sys
 import warnings
 from collections.abc import Callable
-from contextlib import aclosing
+from types import FunctionType, MethodType
 from typing import Any, Final, TypeVar
 
 _CallT = TypeVar("_CallT", bound=Callable[..., Any])
 _OURS: Final = frozenset(("walstore", "uploader"))
+_BEHIND: Final = "_behind_old_names"
 
 
 def warn_old(text: str) -> None:
@@ -22,37 +25,50 @@ def warn_old(text: str) -> None:
 
 
 def renamed(**names: str) -> Callable[[_CallT], _CallT]:
-    """Let a call also take arguments by their old names, ``old="new"``, with a DeprecationWarning."""
+    """Let a call also take arguments by their old names, ``old="new"``, with a DeprecationWarning.
+
+    What it makes is a plain function, also of a coroutine function or an asynchronous generator: the warning
+    is given at the call, which a task would only run later.
+    """
 
     def decorate(call: Any) -> Any:
-        def translate(options: dict[str, Any]) -> dict[str, Any]:
-            for old, new in names.items():
-                if old not in options:
-                    continue
-                if new in options:
-                    raise TypeError(
-                        f"{call.__qualname__}() got {old!r} and {new!r}, which it is now"
-                    )
-                warn_old(f"{call.__qualname__}() takes {new}= now, which was {old}=")
-                options[new] = options.pop(old)
-            return options
-
         @functools.wraps(call)
         def renaming(*arguments: Any, **options: Any) -> Any:
-            return call(*arguments, **translate(options))
+            if not names.keys().isdisjoint(options):
+                _translate(call, names, options)
+            return call(*arguments, **options)
 
-        @functools.wraps(call)
-        async def renaming_coroutine(*arguments: Any, **options: Any) -> Any:
-            return await call(*arguments, **translate(options))
-
-        @functools.wraps(call)
-        async def renaming_generator(*arguments: Any, **options: Any) -> Any:
-            async with aclosing(call(*arguments, **translate(options))) as found:
-                async for one in found:
-                    yield one
-
+        setattr(renaming, _BEHIND, (call, decorate))
         if inspect.iscoroutinefunction(call):
-            return renaming_coroutine
-        return renaming_generator if inspect.isasyncgenfunction(call) else renaming
+            _mark_coroutine(renaming)
+        return renaming
 
     return decorate
+
+
+def unrenamed(call: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Return what :func:`renamed` decorates, and the decorator; the call and one without effect otherwise."""
+    found = getattr(call, _BEHIND, None) if isinstance(call, FunctionType | MethodType) else None
+    return found or (call, lambda other: other)
+
+
+def is_coroutine(call: Any) -> bool:
+    """Return whether a function is a coroutine function, also behind :func:`renamed`."""
+    return inspect.iscoroutinefunction(unrenamed(call)[0])
+
+
+def _translate(call: Any, names: dict[str, str], options: dict[str, Any]) -> None:
+    for old in names.keys() & options.keys():
+        new = names[old]
+        if new in options:
+            raise TypeError(f"{call.__qualname__}() got {old!r} and {new!r}, which it is now")
+        warn_old(f"{call.__qualname__}() takes {new}= now, which was {old}=")
+        options[new] = options.pop(old)
+
+
+def _mark_coroutine(call: Any) -> None:
+    """Let ``iscoroutinefunction`` find it: of inspect, or in Python 3.11 of asyncio, which mocks ask."""
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(call)
+    else:
+        call._is_coroutine = vars(asyncio.coroutines)["_is_coroutine"]  # noqa: SLF001 - a mark

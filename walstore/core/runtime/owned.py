@@ -15,6 +15,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Final, NoReturn, TypeVar
 
+from walstore.core.runtime.old_names import unrenamed
+
 _T = TypeVar("_T")
 _BLOCKS: Final = frozenset(("__aenter__", "__aexit__", "__anext__"))
 _MARK: Final = "_checks_its_owner"
@@ -49,10 +51,11 @@ class Owned(NotCopied):
             is_public = not name.startswith("_") or name in _BLOCKS
             if not is_public or hasattr(member, _MARK):
                 continue
-            if inspect.iscoroutinefunction(member):
-                setattr(cls, name, _checked(member))
-            elif inspect.isasyncgenfunction(member):
-                setattr(cls, name, _checked_generator(member))
+            call, rename = unrenamed(member)
+            if inspect.iscoroutinefunction(call):
+                setattr(cls, name, rename(_checked(call)))
+            elif inspect.isasyncgenfunction(call):
+                setattr(cls, name, rename(_checked_generator(call)))
 
     @abstractmethod
     def check_owner(self) -> None:
