@@ -174,7 +174,8 @@ class CloudWriter(Owned, MustClose):
         Raises:
             ContentionError: Other writers were quicker, again and again. Not written: append again.
             OutcomeUnknownError: The store did not answer. Read the log before appending again.
-            StorageUnavailableError: The store did not answer before anything was put. Not written.
+            StorageUnavailableError: The store did not answer before anything was put, or refused to put it,
+                as without permission. Not written.
             RecordTooLargeError: It exceeds ``max_record_bytes``.
             LogSealedError: The log takes no more records.
             StreamClosedError: The stream is closed. Not written.

@@ -302,8 +302,11 @@ class CommitLoop:
         def is_built() -> None:
             pending.is_exposed = True
 
+        def is_refused() -> None:
+            pending.is_exposed = False
+
         pending.built, found = await self.puts.build(
-            encoding.building, records, pending.seq_no, is_built=is_built
+            encoding.building, records, pending.seq_no, is_built=is_built, is_refused=is_refused
         )
         pending.note_put(found)
         return pending.entry

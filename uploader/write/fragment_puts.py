@@ -39,8 +39,15 @@ from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectNotFoundError
 from uploader.write.stall_guard import PutWindow, WindowedStore, WriteContext
 from walstore.core.batches.batch import Batch
+from walstore.core.runtime.error_mapping import copy_error
 from walstore.core.tier_port import LocalRecords
-from walstore.errors import ContentionError, FencedError, LogSealedError, OutcomeUnknownError
+from walstore.errors import (
+    ContentionError,
+    FencedError,
+    LogSealedError,
+    OutcomeUnknownError,
+    WalError,
+)
 
 logger = logging.getLogger("walstore")
 
@@ -179,33 +186,37 @@ class FragmentPuts:
         seq_no: int,
         *,
         is_built: Callable[[], None] = lambda: None,
+        is_refused: Callable[[], None] = lambda: None,
     ) -> tuple[EncodedFragment, Fragment | Taken]:
         """Complete a fragment by its last records and put it, as :meth:`create`; return it, too.
 
         It is hashed while it is being put, unless its key contains its sum. ``is_built`` is called just
-        before the request.
+        before the request, ``is_refused`` if the store says that it put nothing, before its error is raised.
         """
         key = self._root.early_key(seq_no)
         if key is None:
             built = await building.finish(records)
             is_built()
-            return built, await self.create(built, seq_no)
+            return built, await self.create(built, seq_no, is_refused)
         file = await building.write(records)
         is_built()
         async with task_group() as tasks:
             summing = tasks.create_task(building.sum())
-            taken = await self._create(key, file.data)
+            taken = await self._create(key, file.data, is_refused)
             built = file.summed(await summing)
         return built, taken or await self._is_put(self.entry(built, seq_no))
 
-    async def create(self, built: EncodedFragment, seq_no: int) -> Fragment | Taken:
+    async def create(
+        self, built: EncodedFragment, seq_no: int, is_refused: Callable[[], None] = lambda: None
+    ) -> Fragment | Taken:
         """Put a fragment, once, however often the store has to be asked, and return its entry.
 
         Returns the other object if there is one already. Cancelled, it may have been put all the
         same, or be put later.
         """
         entry = self.entry(built, seq_no)
-        return await self._create(entry.path, built.data) or await self._is_put(entry)
+        taken = await self._create(entry.path, built.data, is_refused)
+        return taken or await self._is_put(entry)
 
     async def replace(self, taken: Taken, built: EncodedFragment, seq_no: int) -> Fragment:
         """Put a fragment in the place of an object that is of no use; ContentionError if another writer
@@ -231,11 +242,16 @@ class FragmentPuts:
 
     # -- inside ------------------------------------------------------------------------------
 
-    async def _create(self, key: str, data: bytes) -> Taken | None:
+    async def _create(self, key: str, data: bytes, is_refused: Callable[[], None]) -> Taken | None:
         if self._may_inline and self._root.take_content(key, data, self._store):
             self._count(data)
             return None
-        result = await self._decided(partial(cas.fill, nothing=VOID), key, data)
+        try:
+            result = await self._decided(partial(cas.fill, nothing=VOID), key, data)
+        except WalError as error:
+            if error.outcome == "not_written":
+                is_refused()
+            raise
         if result.outcome is not cas.PutOutcome.LOST:
             self._count(data)
             return None
@@ -255,15 +271,27 @@ class FragmentPuts:
     async def _decided(
         self, put: Callable[..., Awaitable[cas.PutResult]], key: str, data: bytes
     ) -> cas.PutResult:
+        """Put until it is decided. After a put whose answer was lost, an error's outcome is unknown."""
+        is_open = False
+
         async def attempt() -> cas.PutResult:
+            nonlocal is_open
             result = await put(self._store, key, data, retry=self._retry)
             if result.outcome is cas.PutOutcome.UNKNOWN:
+                is_open = True
                 raise OutcomeUnknownError(
                     f"{self._store.url} did not say whether {key} was put"
                 ) from result.cause
             return result
 
-        return await self._stall_guard.call(attempt)
+        try:
+            return await self._stall_guard.call(attempt)
+        except WalError as error:
+            if not is_open:
+                raise
+            unknown = copy_error(error)
+            unknown.outcome = "unknown"
+            raise unknown from error
 
     def _count(self, data: bytes) -> None:
         self.put_fragments += 1

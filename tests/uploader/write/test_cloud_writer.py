@@ -334,6 +334,41 @@ async def test_an_append_that_was_never_put_is_not_in_doubt(store) -> None:
         await log.aclose()
 
 
+FORBIDDEN = StorageUnavailableError("forbidden", retriable=False)
+
+
+async def test_a_store_that_may_only_be_read_has_nothing_of_an_append(store) -> None:
+    """The refusal itself says that nothing was put, so nothing is in doubt."""
+    async with open_writer(store) as log:
+        store.on("put_if_absent", fail(FORBIDDEN))
+        with pytest.raises(StorageUnavailableError, match="forbidden") as told:
+            await log.append(b"1")
+        assert (told.value.outcome, told.value.retriable) == ("not_written", False)
+        assert log.statistics().unknown_records == 0
+        assert await log.append(b"2") == 1
+    assert [record.value for record in await records(store.inner)] == [b"2"]
+
+
+async def test_a_refusal_after_a_lost_answer_leaves_the_append_in_doubt(store) -> None:
+    """The put before the last one may have happened, so the refusal of the last one proves nothing."""
+    async with open_writer(store) as log:
+        store.on("put_if_absent", fail(timeout()), times=FAST.attempts)
+        store.on("get", fail(timeout()), times=FAST.attempts)
+        store.on("put_if_absent", fail(FORBIDDEN))
+        with pytest.raises(OutcomeUnknownError) as told:
+            await log.append(b"1")
+        assert told.value.__cause__ is not None
+        assert log.statistics().unknown_records == 1
+
+
+async def test_a_manifest_that_is_refused_leaves_the_append_in_doubt(store) -> None:
+    """Its fragment is in the store: another writer may publish it."""
+    async with open_writer(store) as log:
+        store.on("put_if_match", fail(FORBIDDEN))
+        with pytest.raises(OutcomeUnknownError, match="forbidden"):
+            await log.append(b"1")
+
+
 @pytest.mark.parametrize(
     ("call", "error"),
     [
