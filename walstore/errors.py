@@ -224,11 +224,11 @@ class LimitExceededError(WalError):
     """A log's registers or streams, a server's requests or open transactions, or a row's count reached their
     maximum.
 
-    Nothing was written.
+    Nothing was written. ``retriable`` is true if there is room again once other transactions end.
     """
 
-    def __init__(self, message: str, *, limit: int) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, limit: int, retriable: bool | None = None) -> None:
+        super().__init__(message, retriable=retriable)
         self.limit = limit
 
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable
-from typing import Final
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from walstore.core.faces.readable_log import ReadableLog
 from walstore.core.runtime.resource import Opening
-from walstore.errors import AccessDeniedError, InvalidSettingsError
+from walstore.core.validation.arguments import as_directory
+from walstore.errors import AccessDeniedError, InvalidSettingsError, LogNotFoundError
 from walstore.log.readonly import ReadonlyWal
 from walstore.net.remote.remote_readonly_wal import connect_readonly
 from walstore.net.remote.remote_wal import connect
 
+_L = TypeVar("_L", bound=ReadableLog)
 _SERVED: Final = re.compile(r"(unix|tcp|tls)://")
 _STORED: Final = re.compile(r"(file|s3|gs|az|memory)://")
+_SLASHES_LEFT_OUT: Final = re.compile(r"(unix|tcp|tls|file|s3|gs|az|memory):")
 
 
 def is_url(location: str) -> bool:
@@ -54,7 +61,7 @@ def open(  # noqa: A001 - as in shelve and gzip
 
 def _opening(location: str | os.PathLike[str], token: str | None) -> Awaitable[ReadableLog]:
     if not isinstance(location, str) or not is_url(location):
-        return ReadonlyWal.open(location)
+        return _opening_directory(location)
     if is_address(location):
         return Opening(_connecting(location, token))
     if not _STORED.match(location):
@@ -65,7 +72,46 @@ def _opening(location: str | os.PathLike[str], token: str | None) -> Awaitable[R
         )
     from uploader import CloudLog
 
-    return CloudLog.open(location)
+    return _naming_other(CloudLog.open(location), partial(_local_log_at, location))
+
+
+def _opening_directory(location: str | os.PathLike[str]) -> Awaitable[ReadableLog]:
+    if isinstance(location, str) and (scheme := _SLASHES_LEFT_OUT.match(location)):
+        raise InvalidSettingsError(
+            f"not a location: {location!r}; a URL or an address begins with {scheme[0]}// and so on: write "
+            f"./{location} for a directory of that name"
+        )
+    directory = as_directory(location, "walstore.open()")
+    return _naming_other(ReadonlyWal.open(directory), partial(_stored_log_in, directory))
+
+
+def _naming_other(opening: Opening[_L], other: Callable[[], str | None]) -> Awaitable[ReadableLog]:
+    """Return an opening whose LogNotFoundError also names the log of another kind that is there."""
+
+    async def open_it() -> _L:
+        try:
+            return await opening
+        except LogNotFoundError as error:
+            found = await asyncio.to_thread(other)
+            if found is None:
+                raise
+            raise LogNotFoundError(
+                f"{error}; its files are those of {found}", location=error.location
+            ) from None
+
+    return Opening(open_it)
+
+
+def _stored_log_in(directory: Path) -> str | None:
+    is_there = any(directory.glob("manifest/MANIFEST*"))
+    return f"a stored log: open {directory.absolute().as_uri()}" if is_there else None
+
+
+def _local_log_at(url: str) -> str | None:
+    parts = urlsplit(url)
+    directory = Path(unquote(parts.path))
+    is_there = parts.scheme == "file" and any(directory.glob("*.wal"))
+    return f"a local log: open {directory}" if is_there else None
 
 
 def _connecting(address: str, token: str | None) -> Callable[[], Awaitable[ReadableLog]]:

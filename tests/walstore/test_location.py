@@ -14,6 +14,7 @@ import pytest
 import walstore
 from tests.walstore.serve.served import serving
 from uploader import CloudWriter
+from uploader.layouts.log_session import Layout
 from uploader.stores.url import SCHEMES
 from walstore import InvalidSettingsError, LogNotFoundError, Wal
 
@@ -70,9 +71,12 @@ async def test_what_is_not_there_is_not_made(tmp_path: Path) -> None:
         ("http://host/log", InvalidSettingsError, "must begin with .* not http:"),
         ("://", InvalidSettingsError, "must begin with"),
         ("tcp://host", InvalidSettingsError, "not an address"),
-        ("", InvalidSettingsError, "needs a directory"),
-        ("s3:/bucket", InvalidSettingsError, "not the URL"),
-        ("~/log", InvalidSettingsError, "does not expand"),
+        ("", InvalidSettingsError, r"^walstore.open\(\) needs a directory"),
+        ("s3:/bucket", InvalidSettingsError, r"s3:// .* write \./s3:/bucket for a directory"),
+        ("file:log", InvalidSettingsError, "file://"),
+        ("unix:x", InvalidSettingsError, r"unix:// .* write \./unix:x for a directory"),
+        ("tcp:host:7420", InvalidSettingsError, "tcp://"),
+        ("~/log", InvalidSettingsError, r"^walstore.open\(\) does not expand"),
         (b"log", TypeError, "str or a path"),
         (7, TypeError, "str or a path"),
     ],
@@ -80,6 +84,38 @@ async def test_what_is_not_there_is_not_made(tmp_path: Path) -> None:
 def test_no_location_is_refused_at_once(location: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         walstore.open(location)
+
+
+async def test_a_directory_may_have_the_name_of_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with Wal.open("unix:x") as wal:
+        await wal.append(b"v")
+    for location in ("./unix:x", Path("unix:x")):
+        async with walstore.open(location) as log:
+            assert log.limit == 2
+
+
+@pytest.mark.parametrize("layout", ["swap", "chain"])
+async def test_a_log_of_the_other_kind_is_named(tmp_path: Path, layout: Layout) -> None:
+    here, stored = tmp_path / "a log", tmp_path / "stored %"
+    async with Wal.open(here) as wal, CloudWriter.open(stored.as_uri(), layout=layout) as log:
+        await wal.append(b"v")
+        await log.append(b"v")
+    with pytest.raises(LogNotFoundError) as told:
+        await walstore.open(stored)
+    assert str(told.value).endswith(
+        f"; its files are those of a stored log: open {stored.as_uri()}"
+    )
+    assert told.value.location == str(stored)
+    with pytest.raises(LogNotFoundError) as told:
+        await walstore.open(here.as_uri())
+    assert str(told.value).endswith(f"; its files are those of a local log: open {here}")
+    for nothing in (tmp_path, tmp_path / "none", tmp_path.as_uri(), "memory://none"):
+        with pytest.raises(LogNotFoundError) as told:
+            await walstore.open(nothing)
+        assert "its files" not in str(told.value)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -33,6 +33,8 @@ class ServedCursors:
         del (
             is_unsure
         )  # what clients of earlier versions say of a change; the cursor itself shows it
+        if not isinstance(writer, bytes):
+            raise ProtocolViolationError("a writer of a cursor that is none")
         cursor = self._wal.resume_cursor(name, state, writer)
         match verb:
             case "commit":

@@ -45,4 +45,5 @@ class TransactionRoom:
             "is no room for more; this one was rolled back and nothing was written: make it again later, "
             "have fewer open at a time, or let the server have larger request_bytes",
             limit=self.most_bytes,
+            retriable=True,
         )

@@ -26,6 +26,7 @@ from walstore import (
     InvalidSettingsError,
     LimitExceededError,
     LogNotFoundError,
+    OutcomeUnknownError,
     RemoteWal,
     StorageUnavailableError,
     Wal,
@@ -34,7 +35,7 @@ from walstore import (
     WalStore,
     connect,
 )
-from walstore.net.wire.errors import unpack_error
+from walstore.net.wire.errors import pack_error, unpack_error
 from walstore.net.wire.message import (
     HEADER,
     NO_REQUEST,
@@ -103,8 +104,8 @@ async def test_bytes_that_are_no_message_end_the_connection(
     served: Served, remote: RemoteWal
 ) -> None:
     for why, wrong in (
-        ("another protocol", b"GET / HTTP/1.1\r\n\r\n"),
-        ("TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100)),
+        ("received bytes of another protocol: b'GET /", b"GET / HTTP/1.1\r\n\r\n"),
+        ("received bytes of TLS: ", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100)),
         ("version 9", PREAMBLE[:-1] + b"\x09" + HELLO),
         ("greeting", PREAMBLE + b"".join(encode(Kind.HELLO, 1, ["no"]))),
         *(
@@ -260,6 +261,8 @@ async def test_requests_of_a_wrong_shape_are_refused_one_by_one(served: Served) 
                 ("a read", Kind.READ, ["1"], b""),
                 ("a cursor", Kind.CALL, ["move_cursor", ["c", "none", bytes(8), False, "commit", 1]], b""),
                 ("a cursor", Kind.CALL, ["move_cursor", ["c", state, bytes(8), False, "jump", 1]], b""),
+                ("a cursor", Kind.CALL, ["move_cursor", ["c", state, None, False, "commit", 1]], b""),
+                ("a cursor", Kind.CALL, ["move_cursor", ["c", state, [1], False, "commit", 1]], b""),
                 ("a group", Kind.CALL, ["group", ["open", "g", []]], b""),
                 ("conditions", Kind.CALL, ["begin", [1, "disk", []]], b""),
                 ("conditions", Kind.CALL, ["begin", [1, "disk", [None] * 5]], b""),
@@ -574,11 +577,30 @@ async def test_a_server_of_another_version(tmp_path: Path) -> None:
         with pytest.raises(FormatVersionError):
             await connect(address)
     async with stranger(tmp_path / "b", b"HTTP/1.1 400 Bad Request\r\n\r\n") as address:
-        with pytest.raises(StorageUnavailableError, match="no walstore server"):
+        said = "no walstore server of this version: it sent bytes of another protocol: b'HTTP"
+        with pytest.raises(StorageUnavailableError, match=said):
             await connect(address)
     async with stranger(tmp_path / "c") as address:
         with pytest.raises(StorageUnavailableError, match="within"):
             await connect(address, connect_seconds=RUNS_OUT_SECONDS)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        pack_error(OutcomeUnknownError("the server ended the connection: it received nonsense")),
+        pack_error(AssertionError("a defect while it received nonsense")),
+    ],
+)
+async def test_a_refused_greeting_leaves_nothing_in_doubt(
+    tmp_path: Path, refusal: list[Any]
+) -> None:
+    """No request was sent before it."""
+    answer = PREAMBLE, *encode(Kind.FAILED, 0, refusal)
+    async with stranger(tmp_path / "s", *answer) as address:
+        with pytest.raises(StorageUnavailableError, match="received nonsense") as refused:
+            await connect(address)
+    assert (refused.value.outcome, refused.value.retriable) == ("not_written", False)
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -107,6 +107,7 @@ async def test_one_that_even_a_file_does_not_help_is_refused_and_rolled_back(
                 async with remote.transaction() as more:
                     await more.append(PARTS[1])
             assert no.value.limit == served.server.transaction_room.most_bytes
+            assert no.value.retriable, "once another one ends there is room"
             await large.append(PARTS[2])
         async with remote.transaction() as more:
             await more.append(PARTS[1])

@@ -14,6 +14,7 @@ from walstore.errors import (
     AccessDeniedError,
     FormatVersionError,
     InvalidSettingsError,
+    OutcomeUnknownError,
     StorageUnavailableError,
 )
 from walstore.net.wire.address import Address
@@ -203,7 +204,12 @@ class ServerConnection(asyncio.Protocol):
         elif message.kind == Kind.DONE:
             self._welcome.set_result(message.head)
         elif message.kind == Kind.FAILED and message.head is not None:
-            self._fail_greeting(unpack_error(message.head))
+            error = unpack_error(message.head)
+            if isinstance(
+                error, OutcomeUnknownError
+            ):  # of a server that failed: nothing was asked yet
+                error = StorageUnavailableError(str(error), retriable=False)
+            self._fail_greeting(error)
         else:
             self._fail_greeting(StorageUnavailableError("the server is stopping"))
 

@@ -410,4 +410,4 @@ def _refuse_preamble(data: bytes) -> None:
             f"version {data[len(PREAMBLE) - 1]} of the protocol; this side has version {VERSION}"
         )
     what = "TLS" if data[:1] == b"\x16" else "another protocol"
-    raise ProtocolViolationError(f"the other side speaks {what}: {data[:16]!r}")
+    raise ProtocolViolationError(f"bytes of {what}: {data[:16]!r}")
