@@ -185,7 +185,7 @@ class BlockingLog(NotCopied):
         key: bytes | None = None,
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
-        timestamp_us: int | None = None,
+        timestamp_us: int | datetime | None = None,
         durability: AnyDurability | None = None,
     ) -> int:
         """Append one record and return its offset; as :meth:`walstore.Wal.append`."""
@@ -446,7 +446,7 @@ class BlockingTransaction(NotCopied):
         key: bytes | None = None,
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
-        timestamp_us: int | None = None,
+        timestamp_us: int | datetime | None = None,
     ) -> int:
         """Add a record and return its place in the transaction, counted from 0."""
         return self._loop.run(

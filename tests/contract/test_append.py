@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -22,6 +22,8 @@ from walstore import (
     StreamClosedError,
     WalClosedError,
 )
+
+HOUR = timedelta(hours=1)
 
 
 @on("opened", "replicated", "served")
@@ -139,6 +141,46 @@ async def test_a_group_is_atomic_and_has_conditions(log: Any) -> None:
         3, 4
     )
     assert await values(log, stream="s") == [b"a", b"b"]
+
+
+@on("opened", "replicated", "served", "writer", "blocking", "distant")
+async def test_a_time_is_a_datetime_or_microseconds(face: Face) -> None:
+    """On each way into the log; the aware datetime may be of any time zone."""
+    log, moment = face.writer, datetime.now(UTC).replace(microsecond=0) - HOUR
+    us = int(moment.timestamp()) * 1_000_000
+    there = moment.astimezone(timezone(timedelta(hours=7)))
+    calls: list[Any] = [
+        lambda at: log.append(b"v", timestamp_us=at),
+        lambda at: log.append_many([b"v"], timestamp_us=at),
+    ]
+    if hasattr(log, "append_once"):
+        calls.append(lambda at: log.append_once("p", 1 if at == us else 2, [b"v"], timestamp_us=at))
+    elif hasattr(log, "fence"):
+        producer, fence = log.producer("p"), await log.fence("me")
+        calls += [
+            lambda at: producer.append(b"v", timestamp_us=at),
+            lambda at: fence.append(b"v", timestamp_us=at),
+        ]
+    if hasattr(log, "transaction"):
+
+        async def commit(at: Any) -> None:
+            async with log.transaction() as txn:
+                await txn.append(b"v", timestamp_us=at)
+
+        calls.append(commit)
+    for call in calls:
+        for at in (us, there):
+            await call(at)
+        for bad, error in (
+            (datetime(2020, 1, 1), ValueError),
+            ("2020", TypeError),
+            (True, TypeError),
+        ):
+            with case(bad), pytest.raises(error, match=r"timestamp_us|time zone"):
+                await call(bad)
+    if hasattr(log, "reader"):
+        found = [record.timestamp async for record in log.reader(follow=False)]
+        assert found == [moment] * 2 * len(calls)
 
 
 @on("opened", "served")

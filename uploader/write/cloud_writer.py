@@ -10,6 +10,7 @@ import asyncio
 import secrets
 from asyncio import get_running_loop
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 
 from uploader.chain.chain_root import ChainSettings
@@ -159,15 +160,16 @@ class CloudWriter(Owned, MustClose):
         key: bytes | None = None,
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
-        timestamp_us: int | None = None,
+        timestamp_us: int | datetime | None = None,
         *,
         expect_offset: int | None = None,
     ) -> int:
         """Append one record and return its offset once a manifest in the store names it.
 
         With ``expect_offset`` it is appended only if it gets that offset (OffsetMismatchError); the newest
-        manifest is read before it is refused. ``timestamp_us`` is microseconds since 1970 UTC, now if left
-        out; one older than the record before is raised to that. Waits while too much is pending.
+        manifest is read before it is refused. ``timestamp_us`` is an aware datetime or microseconds since
+        1970 UTC, now if left out; one older than the record before is raised to that. Waits while too much is
+        pending.
 
         If cancelled while it waits for room, nothing is appended; later, the record will be in the log.
 
@@ -196,7 +198,7 @@ class CloudWriter(Owned, MustClose):
         key: bytes | None = None,
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
-        timestamp_us: int | None = None,
+        timestamp_us: int | datetime | None = None,
         expect_offset: int | None = None,
     ) -> range:
         """Append records as one atomic group and return their offsets; else as :meth:`append`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 
 from walstore.core.batches.batch_builder import AppendRequest
 from walstore.core.batches.conditions import AppendConditions
@@ -30,7 +31,7 @@ class LocalAppends(AppendBackend):
         """InvalidSettingsError for a level that this log cannot reach."""
         return self._engine.level(durability)
 
-    def timestamp(self, timestamp_us: int) -> int:
+    def timestamp(self, timestamp_us: int | datetime) -> int:
         """Check a caller's timestamp."""
         return self._engine.timestamp(timestamp_us)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from sys import getsizeof
 from threading import get_ident
 from typing import Final
@@ -71,7 +72,7 @@ class SpilledRecords(TransactionRecords):
         if self._engine.is_closing:
             raise copy_error(self._engine.writer.failure or WalClosedError("the log is closed"))
 
-    def timestamp(self, timestamp_us: int) -> int:
+    def timestamp(self, timestamp_us: int | datetime) -> int:
         """Check a caller's timestamp."""
         return self._engine.timestamp(timestamp_us)
 

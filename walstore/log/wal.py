@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from threading import get_ident
 from types import MappingProxyType
@@ -207,13 +208,14 @@ class Wal(OwnedGroups, Log):
         key: bytes | None = None,
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
-        timestamp_us: int | None = None,
+        timestamp_us: int | datetime | None = None,
         durability: AnyDurability | None = None,
     ) -> int:
         """Append one record and return its offset once it is as safe as ``durability`` says.
 
-        ``value`` may be empty. ``timestamp_us`` defaults to the time of the commit; one older than the
-        log's last record is raised to that record's. ``durability`` defaults to the log's.
+        ``value`` may be empty. ``timestamp_us`` is an aware datetime or microseconds since 1970 UTC, by
+        default the time of the commit; one older than the log's last record is raised to that record's.
+        ``durability`` defaults to the log's.
 
         Waits, in turn with other callers, while the channel is full. If cancelled before that wait
         ends, nothing was appended; if cancelled later, the record is appended nevertheless: cancelled
@@ -251,7 +253,7 @@ class Wal(OwnedGroups, Log):
         key: bytes | None = None,
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
-        timestamp_us: int | None = None,
+        timestamp_us: int | datetime | None = None,
     ) -> int:
         """Accept one record at level ``memory`` and return its offset; WouldBlock if there is no room.
 

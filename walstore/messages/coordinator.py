@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from datetime import datetime
 
 from walstore.core.ports import Clock
 from walstore.core.runtime.clock import SystemClock
@@ -48,7 +49,7 @@ class CoordinatedTransaction:
         key: bytes | None = None,
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
-        timestamp_us: int | None = None,
+        timestamp_us: int | datetime | None = None,
     ) -> int:
         """Append a message to one of the coordinator's outputs; return its offset when accepted.
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from walstore.core.ports import Clock
 from walstore.core.runtime.clock import SystemClock
@@ -75,7 +76,7 @@ class Publisher:
         key: bytes | None = None,
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
-        timestamp_us: int | None = None,
+        timestamp_us: int | datetime | None = None,
         durability: AnyDurability | None = None,
     ) -> int:
         """Append a message that is committed as soon as it is durable; return its offset.
@@ -98,7 +99,7 @@ class Publisher:
         key: bytes | None = None,
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
-        timestamp_us: int | None = None,
+        timestamp_us: int | datetime | None = None,
     ) -> int:
         """Append a message of the current transaction; return its offset when it is accepted.
 
@@ -198,7 +199,7 @@ class Publisher:
         key: bytes | None,
         stream: str | None,
         headers: Mapping[str, bytes] | None,
-        timestamp_us: int | None,
+        timestamp_us: int | datetime | None,
     ) -> int:
         async with lane.turn:
             stamped_headers = stamped(headers, self._stamp(flag))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from datetime import datetime
 from typing import Final
+
+from walstore.core.validation.arguments import as_moment_us
 
 _MICROSECONDS: Final = 1_000_000
 DEFAULT_NOW_US: Final = 1_750_000_000 * _MICROSECONDS
@@ -18,9 +21,9 @@ class ManualClock:
     counted in whole microseconds, so that no sum of steps drifts.
     """
 
-    def __init__(self, now_us: int = DEFAULT_NOW_US) -> None:
-        """Start at a wall-clock time in microseconds since 1970 UTC; monotonic time starts at 0."""
-        self._wall_origin_us = now_us
+    def __init__(self, now_us: int | datetime = DEFAULT_NOW_US) -> None:
+        """Start at a time, an aware datetime or microseconds since 1970 UTC; monotonic time starts at 0."""
+        self._wall_origin_us = as_moment_us(now_us, "now_us")
         self._elapsed_us = 0
         # Sleepers by deadline, then by arrival; woken and cancelled ones are dropped when they surface.
         self._sleepers: list[tuple[int, int, asyncio.Future[None]]] = []

@@ -228,7 +228,7 @@ async def test_groups_of_concurrent_callers_do_not_mix(wal) -> None:
 
 async def test_timestamps_are_checked(wal, clock) -> None:
     for wrong in (1.5, "now", True):
-        with pytest.raises(TypeError, match="timestamp_us must be an int"):
+        with pytest.raises(TypeError, match="timestamp_us must be an aware datetime or an int"):
             await wal.append(b"", timestamp_us=wrong)
     day_us = 86_400_000_000
     for wild in (-1, clock.now_us() + day_us + 1, clock.now_us() * 1000):

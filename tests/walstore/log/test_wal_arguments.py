@@ -123,7 +123,9 @@ async def test_timestamps_are_bounded(log_directory: Path) -> None:
             ):
                 with pytest.raises(ValueError, match="timestamp_us"):
                     await call()
-        with pytest.raises(TypeError, match="timestamp_us must be an int, not bool"):
+        with pytest.raises(
+            TypeError, match=r"timestamp_us must be an aware datetime or an int of .*, not bool"
+        ):
             await wal.append(b"", timestamp_us=True)
         assert await wal.append(b"", timestamp_us=10**18) == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 
 import pytest
 
@@ -19,6 +20,13 @@ async def test_time_stands_still_until_advanced(clock: ManualClock) -> None:
 
     clock.advance(1.5)
     assert (port.now_us(), port.monotonic()) == (before_us + 1_500_000, 1.5)
+
+
+def test_it_starts_at_a_datetime_or_microseconds() -> None:
+    assert ManualClock(datetime(1970, 1, 2, tzinfo=UTC)).now_us() == 86_400_000_000
+    assert ManualClock(7).now_us() == 7
+    with pytest.raises(ValueError, match="time zone"):
+        ManualClock(datetime(1970, 1, 2))
 
 
 async def test_many_small_steps_do_not_drift(clock: ManualClock) -> None:

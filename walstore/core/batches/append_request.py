@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from datetime import datetime
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -19,8 +20,8 @@ from walstore.core.batches.cost import PART_COST_BYTES
 from walstore.core.validation.arguments import (
     MAX_TIMESTAMP_US,
     as_bytes,
-    as_int,
     as_mapping,
+    as_moment_us,
     as_text,
 )
 from walstore.errors import RecordTooLargeError
@@ -51,7 +52,7 @@ def make_record(
     key: bytes | None,
     stream: str | None,
     headers: Mapping[str, bytes] | None,
-    timestamp_us: int | None,
+    timestamp_us: int | datetime | None,
 ) -> AppendRequest:
     """Return a request of one record; TypeError or ValueError for bad arguments."""
     checked = as_bytes(value, "a value")
@@ -63,7 +64,7 @@ def make_group(
     key: bytes | None,
     stream: str | None,
     headers: Mapping[str, bytes] | None,
-    timestamp_us: int | None,
+    timestamp_us: int | datetime | None,
     conditions: AppendConditions | None = None,
 ) -> AppendRequest:
     """Return a request whose records share key, stream, headers and timestamp."""
@@ -86,7 +87,7 @@ async def gather_group(
     key: bytes | None,
     stream: str | None,
     headers: Mapping[str, bytes] | None,
-    timestamp_us: int | None,
+    timestamp_us: int | datetime | None,
     conditions: AppendConditions | None = None,
     *,
     most_bytes: int,
@@ -145,7 +146,7 @@ def _options(
     key: bytes | None,
     stream: str | None,
     headers: Mapping[str, bytes] | None,
-    timestamp_us: int | None,
+    timestamp_us: int | datetime | None,
 ) -> _Options:
     size, cost = RECORD_OVERHEAD_BYTES, 0
     if key is not None:
@@ -165,12 +166,13 @@ def _options(
         packed = None if packed == _NO_HEADERS else packed
         size += len(packed or b"")
         cost += PART_COST_BYTES
+    time_us = None
     if timestamp_us is not None:
-        timestamp_us = as_int(timestamp_us, "timestamp_us")
-        if not 0 <= timestamp_us <= MAX_TIMESTAMP_US:
-            raise ValueError(f"timestamp_us must be 0 to 2**63 - 1, not {timestamp_us}")
+        time_us = as_moment_us(timestamp_us, "timestamp_us")
+        if not 0 <= time_us <= MAX_TIMESTAMP_US:
+            raise ValueError(f"timestamp_us must be 0 to 2**63 - 1, not {time_us}")
         cost += PART_COST_BYTES
-    return _Options(key, stream, packed, timestamp_us, size, cost)
+    return _Options(key, stream, packed, time_us, size, cost)
 
 
 _NO_HEADERS: Final = pack_headers({})

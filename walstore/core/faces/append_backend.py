@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
 from typing import TypeAlias, TypedDict
 
 from walstore.core.batches.append_request import check_records, gather_group
@@ -19,8 +20,8 @@ class RecordParts(TypedDict, total=False):
     key: bytes | None
     stream: str | None
     headers: Mapping[str, bytes] | None
-    timestamp_us: int | None
-    """By default the time of the commit."""
+    timestamp_us: int | datetime | None
+    """An aware datetime, or microseconds since 1970 UTC; by default the time of the commit."""
 
 
 class AppendOptions(RecordParts, total=False):
@@ -49,7 +50,7 @@ class AppendBackend:
         key: bytes | None = None,
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
-        timestamp_us: int | None = None,
+        timestamp_us: int | datetime | None = None,
         durability: AnyDurability | None = None,
     ) -> range:
         """Check a caller's arguments, append them as one atomic group, and return its offsets."""
@@ -73,7 +74,7 @@ class AppendBackend:
     def level(self, durability: AnyDurability | None) -> Durability | None:
         """Check a level before anything is accepted at it; None, the log's own, may stay that."""
 
-    def timestamp(self, timestamp_us: int) -> int:
+    def timestamp(self, timestamp_us: int | datetime) -> int | datetime:
         """Check a caller's timestamp, as far as that can be done here."""
         return timestamp_us
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Unpack
 
 from walstore.core.batches.append_request import make_record
@@ -34,7 +35,7 @@ class AppendFace(Owned):
         key: bytes | None = None,
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
-        timestamp_us: int | None = None,
+        timestamp_us: int | datetime | None = None,
         durability: AnyDurability | None = None,
     ) -> int:
         """Append one record and return its offset once it is as safe as ``durability`` says.

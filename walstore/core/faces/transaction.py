@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Self
 
@@ -43,7 +44,7 @@ class TransactionRecords:
     def begin(self) -> None:
         """Raise what the log raises that takes no more appends."""
 
-    def timestamp(self, timestamp_us: int) -> int:
+    def timestamp(self, timestamp_us: int | datetime) -> int | datetime:
         """Check a caller's timestamp, as far as that can be done here."""
         return timestamp_us
 
@@ -115,7 +116,7 @@ class Transaction(Owned):
         key: bytes | None = None,
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
-        timestamp_us: int | None = None,
+        timestamp_us: int | datetime | None = None,
     ) -> int:
         """Add a record and return its place in the transaction, counted from 0.
 

@@ -118,14 +118,16 @@ def as_seconds(value: object, what: str) -> float:
     return seconds
 
 
-def as_moment_us(value: int | datetime) -> int:
+def as_moment_us(value: int | datetime, what: str = "a time") -> int:
     """Return a time as microseconds since 1970 UTC; an int is returned as it is, a datetime must be
     aware."""
+    if type(value) is int:
+        return value
     if isinstance(value, datetime):
         return to_timestamp_us(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(
-            "a time must be an aware datetime or an int of microseconds since 1970 UTC, "
+            f"{what} must be an aware datetime or an int of microseconds since 1970 UTC, "
             f"not {type(value).__name__}"
         )
     return int.__index__(value)
@@ -184,9 +186,9 @@ class TimestampCheck:
         self._now_us = now_us
         self._lead_us = int(lead_seconds * 1e6)
 
-    def __call__(self, timestamp_us: int) -> int:
-        """Return a checked time; TypeError or ValueError."""
-        timestamp_us = as_int(timestamp_us, "timestamp_us")
+    def __call__(self, moment: int | datetime) -> int:
+        """Return a checked time, as :func:`as_moment_us`; TypeError or ValueError."""
+        timestamp_us = as_moment_us(moment, "timestamp_us")
         latest = min(self._now_us() + self._lead_us, MAX_TIMESTAMP_US)
         if not 0 <= timestamp_us <= latest:
             raise ValueError(
