@@ -12,8 +12,10 @@ import pytest
 from tests.test_docs import ROOT, snippets
 
 CLEAN = """
+from datetime import UTC, datetime
 from typing import assert_type
 
+import walstore.sync
 from uploader import CloudLog
 from walstore import Batch, Durability, Log, ReadableLog, Record, Settings, Transaction, Wal
 from walstore import connect, connect_readonly
@@ -58,6 +60,18 @@ async def copy(log: Log, source: ReadableLog) -> None:
     assert_type(await log.producer("p").append(b"", key=b"k", sequence=1), int)
     assert_type(await log.producer("p").last_sequence(), int)
     await newest(log)
+
+
+def blocking() -> None:
+    with walstore.sync.open("data", settings=Settings()) as log:
+        assert_type(log.append(b"", b"key", timestamp_us=datetime.now(UTC)), int)
+        assert_type(log.append_many([b""], expect_offset=1, stream="s"), range)
+        with log.transaction(durability="disk") as transaction:
+            assert_type(transaction.append(b"", b"key"), int)
+        with log.group("g", ordered=True) as group:
+            assert_type([job.value for job in group.fetch(1, max_wait_seconds=1.0)], list[bytes])
+        with log.reader(stop=2, follow=False) as reader:
+            assert_type(reader.fetch(max_records=1), Batch)
 """
 WRONG = {
     "readable": 'ReadableLog.append(wal, b"")',
@@ -70,6 +84,10 @@ WRONG = {
     "producer": 'wal.producer("p").append(b"", durability="disc")',
     "size": 'Settings(segment_bytes="1 MiB")',
     "opening": 'Wal.open("data").append(b"")',
+    "blocking": 'walstore.sync.open("data").append("text")',
+    "blocking_many": 'walstore.sync.open("data").append_many([b""], kee=b"")',
+    "blocking_reader": 'walstore.sync.open("data").reader(stop="x", follow=False)',
+    "blocking_open": 'walstore.sync.open("data", setting=None)',
 }
 
 
@@ -86,8 +104,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (directory / f"example_{path.name}").write_text(mode_of(code) + code)
     (directory / "clean.py").write_text(CLEAN)
     for name, line in WRONG.items():
-        code = "from walstore import ReadableLog, Settings, Wal\n\n\n"
-        code += f"def call(wal: Wal) -> object:\n    return ({line}, ReadableLog, Settings)\n"
+        code = "import walstore.sync\nfrom walstore import ReadableLog, Settings, Wal\n\n\n"
+        code += f"def call(wal: Wal) -> object:\n    return ({line}, ReadableLog, Settings, walstore.sync)\n"
         (directory / f"wrong_{name}.py").write_text(code)
     return directory
 

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import threading
 from asyncio import _get_running_loop
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 from walstore.core.batches.batch import Batch
+from walstore.core.faces.append_backend import AppendOptions
 from walstore.core.faces.readable_log import follow_or_warn
 from walstore.core.faces.transaction import Transaction
-from walstore.core.read.reader import MIB, Reader
+from walstore.core.read.reader import Reader
 from walstore.core.runtime.error_mapping import copy_error
 from walstore.core.runtime.old_names import renamed
 from walstore.core.runtime.owned import NotCopied
@@ -49,24 +51,47 @@ __all__ = [
     "open",
 ]
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 _LastCall = Callable[[], Coroutine[Any, Any, None]]
-_FETCH_RECORDS: Final = 500
 _LATE_SECONDS: Final = 5.0
 """How long calls may go on after the log was closed, which ends them; then they are cancelled."""
 
 
-def open(path: str | os.PathLike[str], **options: Any) -> BlockingLog:  # noqa: A001 - as in shelve and gzip
+def _as(
+    original: Callable[_P, object],
+) -> Callable[[Callable[..., _T]], Callable[_P, _T]]:
+    """Let a function have the arguments of another one, for type checkers and for the reference."""
+
+    def decorate(call: Any) -> Any:
+        found = inspect.signature(original)
+        call.__signature__ = found.replace(return_annotation=call.__annotations__["return"])
+        call.__wrapped__ = original
+        return call
+
+    return decorate
+
+
+def _as_method(
+    original: Callable[Concatenate[Any, _P], object],
+) -> Callable[[Callable[..., _T]], Callable[Concatenate[Any, _P], _T]]:
+    """As :func:`_as`, for methods."""
+    return _as(original)
+
+
+@_as(Wal.open)
+def open(*arguments: Any, **options: Any) -> BlockingLog:  # noqa: A001 - as in shelve and gzip
     """Open the log in directory ``path``; options and errors are those of :meth:`walstore.Wal.open`.
 
     Use it with ``with``, or call :meth:`BlockingLog.close` at the end.
     """
-    return BlockingLog(Wal.open(path, **options))
+    return BlockingLog(Wal.open(*arguments, **options))
 
 
-def connect(address: str | Sequence[str], **options: Any) -> BlockingLog:
+@_as(connect_remote)
+def connect(*arguments: Any, **options: Any) -> BlockingLog:
     """Connect to a served log; options and errors are those of :func:`walstore.connect`."""
-    return BlockingLog(connect_remote(address, **options))
+    return BlockingLog(connect_remote(*arguments, **options))
 
 
 class _LoopThread:
@@ -179,21 +204,13 @@ class BlockingLog(NotCopied):
             self._loop.end(_nothing)
             raise
 
-    def append(
-        self,
-        value: bytes,
-        key: bytes | None = None,
-        stream: str | None = None,
-        headers: Mapping[str, bytes] | None = None,
-        timestamp_us: int | datetime | None = None,
-        durability: AnyDurability | None = None,
-    ) -> int:
+    @_as_method(Wal.append)
+    def append(self, *arguments: Any, **options: Any) -> int:
         """Append one record and return its offset; as :meth:`walstore.Wal.append`."""
-        offset: int = self._run(
-            lambda: self._log.append(value, key, stream, headers, timestamp_us, durability)
-        )
+        offset: int = self._run(lambda: self._log.append(*arguments, **options))
         return offset
 
+    @_as_method(Wal.append_many)
     def append_many(self, values: Iterable[bytes], **options: Any) -> range:
         """Append records as one atomic group; as :meth:`walstore.Wal.append_many`."""
         kept = list(values)  # here: the caller's iterator may not be for another thread
@@ -201,19 +218,29 @@ class BlockingLog(NotCopied):
         return span
 
     def append_once(
-        self, producer_id: str, sequence: int, values: Iterable[bytes], **options: Any
+        self,
+        producer_id: str,
+        sequence: int,
+        values: Iterable[bytes],
+        *,
+        repeated: bool = False,
+        **options: Unpack[AppendOptions],
     ) -> range:
         """Append a group once, with a number of yours; as :meth:`walstore.Producer.append_many`."""
         kept, number = list(values), as_int(sequence, "sequence")
         span: range = self._run(
-            lambda: self._log.producer(producer_id).append_many(kept, sequence=number, **options)
+            lambda: self._log.producer(producer_id).append_many(
+                kept, sequence=number, repeated=repeated, **options
+            )
         )
         return span
 
+    @_as_method(Wal.transaction)
     def transaction(self, **options: Any) -> BlockingTransaction:
         """Return a transaction for ``with``; as :meth:`walstore.Wal.transaction`."""
         return BlockingTransaction(self._loop, self._log.transaction(**options))
 
+    @_as_method(Wal.reader)
     def reader(
         self,
         start: Start | str | int | datetime = Start.EARLIEST,
@@ -228,12 +255,14 @@ class BlockingLog(NotCopied):
             self._loop, self._call(lambda: self._log.reader(start, follow=False, **options))
         )
 
+    @_as_method(Wal.follow)
     def follow(
         self, start: Start | str | int | datetime = Start.EARLIEST, **options: Any
     ) -> BlockingReader:
         """Return a reader for ``for`` that waits for new records for ever; as :meth:`walstore.Wal.follow`."""
         return BlockingReader(self._loop, self._call(lambda: self._log.follow(start, **options)))
 
+    @_as_method(Wal.cursor)
     def cursor(self, name: str, **options: Any) -> BlockingCursor:
         """Return a handle on the named cursor; as :meth:`walstore.Wal.cursor`."""
         return BlockingCursor(self._loop, self._run(lambda: self._log.cursor(name, **options)))
@@ -244,6 +273,7 @@ class BlockingLog(NotCopied):
         return found
 
     @renamed(is_ordered="ordered")
+    @_as_method(Wal.group)
     def group(self, name: str, **options: Any) -> BlockingGroup:
         """Return a member of a group for ``with``; as :meth:`walstore.Wal.group`."""
         return BlockingGroup(self._loop, self._call(lambda: self._log.group(name, **options)))
@@ -349,21 +379,12 @@ class BlockingReader(NotCopied):
         """Fetched together by a loop over records, and not delivered yet."""
 
     @renamed(max_wait="max_wait_seconds")
-    def fetch(
-        self,
-        *,
-        max_records: int = _FETCH_RECORDS,
-        max_bytes: int = MIB,
-        max_wait_seconds: float | None = None,
-    ) -> Batch:
+    @_as_method(Reader.fetch)
+    def fetch(self, **options: Any) -> Batch:
         """Return the next records as one batch; as :meth:`walstore.Reader.fetch`."""
         if self._kept:
             self.seek(self.position)
-        return self._loop.run(
-            lambda: self._reader.fetch(
-                max_records=max_records, max_bytes=max_bytes, max_wait_seconds=max_wait_seconds
-            )
-        )
+        return self._loop.run(lambda: self._reader.fetch(**options))
 
     def __iter__(self) -> Iterator[Record]:
         """Yield records. A loop that is left may be followed by another one, which continues there."""
@@ -440,18 +461,10 @@ class BlockingTransaction(NotCopied):
         """Offsets of the records once they are committed; None before."""
         return self._transaction.span
 
-    def append(
-        self,
-        value: bytes,
-        key: bytes | None = None,
-        stream: str | None = None,
-        headers: Mapping[str, bytes] | None = None,
-        timestamp_us: int | datetime | None = None,
-    ) -> int:
+    @_as_method(Transaction.append)
+    def append(self, *arguments: Any, **options: Any) -> int:
         """Add a record and return its place in the transaction, counted from 0."""
-        return self._loop.run(
-            lambda: self._transaction.append(value, key, stream, headers, timestamp_us)
-        )
+        return self._loop.run(lambda: self._transaction.append(*arguments, **options))
 
     def rollback(self) -> None:
         """Drop everything now; leaving the block then does nothing."""
@@ -514,9 +527,10 @@ class BlockingGroup(NotCopied):
         self._group = group
 
     @renamed(max_wait="max_wait_seconds")
-    def fetch(self, max_jobs: int = 1, max_wait_seconds: float | None = None) -> list[BlockingJob]:
+    @_as_method(Group.fetch)
+    def fetch(self, *arguments: Any, **options: Any) -> list[BlockingJob]:
         """Return up to ``max_jobs`` jobs; wait up to ``max_wait_seconds`` for the first."""
-        jobs = self._loop.run(lambda: self._group.fetch(max_jobs, max_wait_seconds))
+        jobs = self._loop.run(lambda: self._group.fetch(*arguments, **options))
         return [BlockingJob(self._loop, job) for job in jobs]
 
     def statistics(self) -> GroupStatistics:

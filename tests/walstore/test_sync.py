@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import gc
+import inspect
 import pickle
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,15 +22,22 @@ import walstore.sync
 from tests.walstore.serve.served import serving_from_a_thread
 from walstore import (
     CursorMovedError,
+    Group,
     InvalidSettingsError,
+    Reader,
+    Transaction,
+    Wal,
     WalClosedError,
     WalError,
     WalLockedError,
     WrongLoopError,
+    connect,
 )
 from walstore.core.files.posix import PosixFileSystem
-from walstore.sync import BlockingLog
+from walstore.sync import BlockingGroup, BlockingLog, BlockingReader, BlockingTransaction
 from walstore.testing import FaultyFileSystem
+
+SAME = "append append_many transaction reader follow cursor group"
 
 
 @pytest.fixture(params=["opened", "served"])
@@ -58,6 +67,26 @@ def test_a_loop_that_is_left_is_followed_by_another_one(log: BlockingLog) -> Non
         assert next(iter(reader)).offset == 1
         reader.seek(5)
         assert [record.offset for record in reader] == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        (walstore.sync.open, Wal.open),
+        (walstore.sync.connect, connect),
+        *((getattr(BlockingLog, name), getattr(Wal, name)) for name in SAME.split()),
+        (BlockingTransaction.append, Transaction.append),
+        (BlockingReader.fetch, Reader.fetch),
+        (BlockingGroup.fetch, Group.fetch),
+    ],
+)
+def test_a_call_has_the_arguments_of_the_log(
+    here: Callable[..., Any], there: Callable[..., Any]
+) -> None:
+    shown, wanted = inspect.signature(here), inspect.signature(there)
+    assert shown.parameters == wanted.parameters
+    assert "'Any'" not in str(shown)
+    assert here.__module__ == "walstore.sync"
 
 
 def test_handles_are_neither_copied_nor_pickled(log: BlockingLog) -> None:
