@@ -1,7 +1,7 @@
 """LogCatalog: the logs that a server serves, by name: one log, those of a store, or those of a cluster.
 
-:class:`walstore.WalStore` is one. A server asks what can be done with the logs, and never of which kind they
-are.
+A server asks what can be done with the logs, and never of which kind they are. Programs have a
+:class:`walstore.WalStore`, which has none of these questions.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class LogCatalog(ABC):
     """Logs by name. The logs stay their owner's. Belongs to their event loop."""
 
     can_create = True
-    """Not for callers: whether a log is made by naming it."""
+    """Whether a log is made by naming it."""
     default: str | None = None
-    """Not for callers: name of the log of those who name none; None if they have to."""
+    """Name of the log of those who name none; None if they have to."""
     has_lifetimes = True
-    """Not for callers: whether logs can be deleted here, now or when their time is over."""
+    """Whether logs can be deleted here, now or when their time is over."""
 
     @property
     @abstractmethod
@@ -46,7 +46,7 @@ class LogCatalog(ABC):
 
     @abstractmethod
     async def find(self, name: str) -> Wal | None:
-        """Not for callers: as :meth:`wal`, but None if there is no log of this name; none is made.
+        """As :meth:`wal`, but None if there is no log of this name; none is made.
 
         One step: a log that is deleted meanwhile is found, or it is not.
         """
@@ -64,7 +64,7 @@ class LogCatalog(ABC):
 
     @property
     def cluster(self) -> dict[str, Any] | None:
-        """Not for callers: the machines of a cluster and its logs, for the page; None elsewhere."""
+        """The machines of a cluster and its logs, for the page; None elsewhere."""
         return None
 
 
@@ -107,6 +107,15 @@ class OneLog(LogCatalog):
         await self._wal.announce(where)
 
 
-def catalog_of(logs: Wal | LogCatalog) -> LogCatalog:
+class ManyLogs(ABC):
+    """What a program has that has many logs."""
+
+    @property
+    @abstractmethod
+    def catalog(self) -> LogCatalog:
+        """Not for callers: the logs, as a server has them."""
+
+
+def catalog_of(logs: Wal | ManyLogs) -> LogCatalog:
     """Return the catalog of what a program gave a server to serve."""
-    return logs if isinstance(logs, LogCatalog) else OneLog(logs)
+    return logs.catalog if isinstance(logs, ManyLogs) else OneLog(logs)

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from walstore.core.append.budgets import CacheBudget, ChannelBudget
 from walstore.core.append.disk_watch import DiskWatch
@@ -57,7 +57,7 @@ from walstore.store.directory import (
     name_of,
     open_store,
 )
-from walstore.store.log_catalog import LogCatalog
+from walstore.store.log_catalog import LogCatalog, ManyLogs
 from walstore.store.store_settings import StoreSettings
 
 
@@ -91,7 +91,7 @@ MakeTier = Callable[[str], Tier | None]
 """Makes the tier of a log from its name; None for a log without one."""
 
 
-class WalStore(LogCatalog, Owned, MustClose):
+class WalStore(ManyLogs, Owned, MustClose):
     """Many logs in one directory, for one writing process.
 
     Make one with :meth:`open`. All methods belong to the event loop that opened it: from another thread or
@@ -223,11 +223,9 @@ class WalStore(LogCatalog, Owned, MustClose):
         assert found is not None
         return found
 
-    async def find(self, name: str) -> Wal | None:
-        """Not for callers: as :meth:`wal`, but None if there is no log of this name; none is made."""
-        return await self._find(name, creates=False)
-
     async def _find(self, name: str, *, creates: bool) -> Wal | None:
+        """Return a log, opened if it is not; None if there is none and it is not to be made."""
+        self.check_owner()
         directory = directory_of(name)
         found = self._logs.get(directory)
         if found is not None and not found.is_closing:
@@ -244,8 +242,8 @@ class WalStore(LogCatalog, Owned, MustClose):
                 return None
             return await self._open_log(name, directory)
 
-    async def make(self, name: str, handler: Callable[[Wal], Awaitable[_T]]) -> _T:
-        """Not for callers: as :meth:`wal`, and return what ``handler`` makes of the log.
+    async def _make(self, name: str, handler: Callable[[Wal], Awaitable[_T]]) -> _T:
+        """As :meth:`wal`, and return what ``handler`` makes of the log.
 
         If there is no space for that, a log that was made for it, and has nothing, is removed again.
         """
@@ -339,8 +337,8 @@ class WalStore(LogCatalog, Owned, MustClose):
             except OSError as error:
                 raise describe_open(error, self.path / directory) from error
 
-    async def announce(self, where: str | None) -> None:
-        """Not for callers: let a WalLockedError of others say where the store is served, or no longer."""
+    async def _announce(self, where: str | None) -> None:
+        """Let a WalLockedError of others say where the store is served, or no longer."""
         owner = this_process() if where is None else f"{this_process()}, which serves it at {where}"
         await self._lane.run(self._opened.lock.describe, owner)
 
@@ -394,6 +392,12 @@ class WalStore(LogCatalog, Owned, MustClose):
     def abandon(self, error: WalClosedError) -> None:
         """Refuse everything in a child process; see :mod:`walstore.core.runtime.resource`."""
         self._abandoned = error
+
+    @property
+    def catalog(self) -> LogCatalog:
+        """Not for callers: the logs, as a server has them."""
+        find = partial(self._find, creates=False)
+        return _StoreCatalog(self, find, self._make, self._announce)
 
     def check_owner(self) -> None:
         """Not for callers: as of :class:`walstore.core.runtime.owned.Owned`."""
@@ -513,6 +517,46 @@ class WalStore(LogCatalog, Owned, MustClose):
         async with asyncio.TaskGroup() as group:
             for _ in range(self.store_settings.max_concurrent_opens):
                 group.create_task(close_some())
+
+
+class _StoreCatalog(LogCatalog):
+    """The logs of a store, and what only a server asks of it."""
+
+    def __init__(
+        self,
+        store: WalStore,
+        find: Callable[[str], Awaitable[Wal | None]],
+        make: Callable[[str, Callable[[Wal], Awaitable[Any]]], Awaitable[Any]],
+        announce: Callable[[str | None], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._find, self._make, self._announce = find, make, announce
+
+    @property
+    def is_closing(self) -> bool:
+        return self._store.is_closing
+
+    def opened(self) -> dict[str, Wal]:
+        return self._store.opened()
+
+    async def logs(self) -> list[str]:
+        return await self._store.logs()
+
+    async def wal(self, name: str) -> Wal:
+        return await self._store.wal(name)
+
+    async def find(self, name: str) -> Wal | None:
+        return await self._find(name)
+
+    async def make(self, name: str, handler: Callable[[Wal], Awaitable[_T]]) -> _T:
+        made: _T = await self._make(name, handler)
+        return made
+
+    async def delete(self, name: str) -> None:
+        await self._store.delete(name)
+
+    async def announce(self, where: str | None) -> None:
+        await self._announce(where)
 
 
 def _is_used(wal: Wal | None) -> bool:

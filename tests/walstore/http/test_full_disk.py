@@ -73,7 +73,7 @@ async def test_a_log_that_somebody_uses_stays(tmp_path: Path) -> None:
     faulty = FaultyFileSystem()
     async with serving(tmp_path, faulty) as served:
         with pytest.raises(DiskFullError):
-            await served.store.make("s", append_and_fail)
+            await served.store.catalog.make("s", append_and_fail)
         assert await served.store.logs() == ["s"]
         wal = await served.store.wal("s")
         assert wal.tail == 2
@@ -89,5 +89,5 @@ async def test_who_uses_it_already_goes_on_with_it(tmp_path: Path) -> None:
 
     async with serving(tmp_path, FaultyFileSystem()) as served:
         with pytest.raises(DiskFullError):
-            await served.store.make("s", use_and_fail)
+            await served.store.catalog.make("s", use_and_fail)
         assert await others[0].append(b"w") == 2

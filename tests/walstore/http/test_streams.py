@@ -39,10 +39,10 @@ async def test_a_stream_that_is_opened_as_the_server_stops_lets_its_readers_go(
     tmp_path: Path,
 ) -> None:
     async with WalStore.open(tmp_path) as store:
-        streams = Streams(store, ManualClock())
+        streams = Streams(store.catalog, ManualClock())
         config = StreamConfig(content_type="text/plain")
         await streams.create("old", config, [], is_closed=False)
-        again = Streams(store, ManualClock())
+        again = Streams(store.catalog, ManualClock())
         again.end_all()
         assert (await again.find("old")).has_ended
         new, _ = await again.create("new", config, [], is_closed=False)
@@ -103,7 +103,7 @@ async def test_who_looks_for_a_stream_while_it_is_deleted_finds_none(
 ) -> None:
     """As the server does with all streams when it begins."""
     await served.send("PUT", "s", **TEXT)
-    streams = Streams(served.store, ManualClock())
+    streams = Streams(served.store.catalog, ManualClock())
     await streams.find("s")
     delete = served.store.delete
 
@@ -119,7 +119,7 @@ async def test_who_looks_for_a_stream_while_it_is_deleted_finds_none(
 
 async def test_an_append_whose_answer_was_lost_is_in_the_stream_once(served: Served) -> None:
     await served.send("PUT", "s", **TEXT)
-    stream = await Streams(served.store, ManualClock()).find("s")
+    stream = await Streams(served.store.catalog, ManualClock()).find("s")
     for number in range(20):
         mark = ProducerMark("p", 0, number)
 
@@ -258,7 +258,7 @@ async def test_a_source_whose_last_fork_went_before_a_crash_goes_at_the_start(
     async with WalStore.open(tmp_path) as store:
         await store.delete("f")  # and it died before it looked at the source
     async with WalStore.open(tmp_path) as store:
-        await Streams(store, ManualClock()).load()
+        await Streams(store.catalog, ManualClock()).load()
         assert await store.logs() == []
 
 
@@ -275,7 +275,7 @@ async def test_a_fork_whose_source_was_removed_by_another_program_says_so(tmp_pa
 async def test_a_full_disk(tmp_path: Path) -> None:
     faulty = FaultyFileSystem()
     async with WalStore.open(tmp_path, fs=faulty) as store:
-        streams = Streams(store, ManualClock())
+        streams = Streams(store.catalog, ManualClock())
         stream, _ = await streams.create(
             "s", StreamConfig(content_type="text/plain"), [], is_closed=False
         )
@@ -302,7 +302,7 @@ async def test_a_full_disk(tmp_path: Path) -> None:
 async def test_a_stream_lives_while_it_is_used(tmp_path: Path) -> None:
     clock = ManualClock()
     async with WalStore.open(tmp_path) as store:
-        streams = Streams(store, clock)
+        streams = Streams(store.catalog, clock)
         await streams.create("s", StreamConfig(ttl_seconds=10), [b"v"], is_closed=False)
         for _ in range(5):
             clock.advance(9)
@@ -319,7 +319,7 @@ async def test_streams_that_nobody_asks_for_are_removed(tmp_path: Path) -> None:
     clock = ManualClock()
     at = (datetime.fromtimestamp(clock.now_us() / 1e6, UTC) + timedelta(seconds=30)).isoformat()
     async with WalStore.open(tmp_path) as store:
-        streams = Streams(store, clock)
+        streams = Streams(store.catalog, clock)
         await streams.create("idle", StreamConfig(ttl_seconds=10), [], is_closed=False)
         await streams.create("dated", StreamConfig(expires_at=at), [], is_closed=False)
         await streams.create("kept", StreamConfig(), [], is_closed=False)
@@ -327,7 +327,7 @@ async def test_streams_that_nobody_asks_for_are_removed(tmp_path: Path) -> None:
         await streams.expire()
         assert await store.logs() == ["dated", "kept"]
     async with WalStore.open(tmp_path) as store:
-        streams = Streams(store, clock)
+        streams = Streams(store.catalog, clock)
         await streams.load()
         clock.advance(20)
         await streams.expire()
@@ -337,7 +337,7 @@ async def test_streams_that_nobody_asks_for_are_removed(tmp_path: Path) -> None:
 async def test_an_expired_stream_makes_room_for_another(tmp_path: Path) -> None:
     clock = ManualClock()
     async with WalStore.open(tmp_path) as store:
-        streams = Streams(store, clock)
+        streams = Streams(store.catalog, clock)
         await streams.create("s", StreamConfig(ttl_seconds=1), [b"old"], is_closed=False)
         clock.advance(2)
         made = await asyncio.gather(
