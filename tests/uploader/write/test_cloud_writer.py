@@ -337,9 +337,10 @@ async def test_an_append_that_was_never_put_is_not_in_doubt(store) -> None:
 FORBIDDEN = StorageUnavailableError("forbidden", retriable=False)
 
 
-async def test_a_store_that_may_only_be_read_has_nothing_of_an_append(store) -> None:
+@pytest.mark.parametrize("kind", ["swap", "chain"])
+async def test_a_store_that_may_only_be_read_has_nothing_of_an_append(store, kind: Layout) -> None:
     """The refusal itself says that nothing was put, so nothing is in doubt."""
-    async with open_writer(store) as log:
+    async with open_writer(store, layout=kind) as log:
         store.on("put_if_absent", fail(FORBIDDEN))
         with pytest.raises(StorageUnavailableError, match="forbidden") as told:
             await log.append(b"1")
