@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.reference import HIDDEN, INSIDE, PAGES, signature_of
-from walstore.core.runtime.old_names import is_coroutine
+from tools.reference import HIDDEN, INSIDE, PAGES, is_coroutine, signature_of
 
 LIST = Path(__file__).parent.parent / "tests" / "golden" / "api.txt"
 

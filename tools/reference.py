@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from uploader.stores import ObjectStore
 from walstore.core.ports import FileSystem
-from walstore.core.runtime.old_names import is_coroutine
+from walstore.core.runtime.old_names import unrenamed
 from walstore.errors import WalError
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -609,6 +609,11 @@ def _code(module: str, line: str) -> list[str]:
     name = re.sub(r"^(async |class )", "", line)
     before = [f"from {module} import {re.split('[ (=]', name)[0]}", ""]
     return ["```py", *(before if module else []), *line.splitlines(), "```"]
+
+
+def is_coroutine(function: Any) -> bool:
+    """Return whether a function is a coroutine function, also if arguments of it were renamed."""
+    return inspect.iscoroutinefunction(unrenamed(function)[0])
 
 
 def _prefix(function: Any) -> str:

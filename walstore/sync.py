@@ -32,6 +32,7 @@ from walstore.core.runtime.resource import Opening
 from walstore.core.runtime.statistics import GroupInfo, GroupStatistics, Statistics
 from walstore.core.validation.arguments import as_int
 from walstore.errors import WalClosedError, WalError, WrongLoopError
+from walstore.log.log import Log
 from walstore.log.wal import Wal
 from walstore.net.remote.remote_wal import RemoteWal
 from walstore.net.remote.remote_wal import connect as connect_remote
@@ -199,7 +200,7 @@ class BlockingLog(NotCopied):
         """Not for callers; see :func:`open`."""
         self._loop = _LoopThread()
         try:
-            self._log: Any = self._loop.run(lambda: _opened(opening))
+            self._log: Log = self._loop.run(lambda: _opened(opening))
         except BaseException:
             self._loop.end(_nothing)
             raise
@@ -207,15 +208,13 @@ class BlockingLog(NotCopied):
     @_as_method(Wal.append)
     def append(self, *arguments: Any, **options: Any) -> int:
         """Append one record and return its offset; as :meth:`walstore.Wal.append`."""
-        offset: int = self._run(lambda: self._log.append(*arguments, **options))
-        return offset
+        return self._run(lambda: self._log.append(*arguments, **options))
 
     @_as_method(Wal.append_many)
     def append_many(self, values: Iterable[bytes], **options: Any) -> range:
         """Append records as one atomic group; as :meth:`walstore.Wal.append_many`."""
         kept = list(values)  # here: the caller's iterator may not be for another thread
-        span: range = self._run(lambda: self._log.append_many(kept, **options))
-        return span
+        return self._run(lambda: self._log.append_many(kept, **options))
 
     def append_once(
         self,
@@ -228,12 +227,11 @@ class BlockingLog(NotCopied):
     ) -> range:
         """Append a group once, with a number of yours; as :meth:`walstore.Producer.append_many`."""
         kept, number = list(values), as_int(sequence, "sequence")
-        span: range = self._run(
+        return self._run(
             lambda: self._log.producer(producer_id).append_many(
                 kept, sequence=number, repeated=repeated, **options
             )
         )
-        return span
 
     @_as_method(Wal.transaction)
     def transaction(self, **options: Any) -> BlockingTransaction:
@@ -269,8 +267,7 @@ class BlockingLog(NotCopied):
 
     def cursors(self) -> list[CursorInfo]:
         """Return all cursors of the log by name."""
-        found: list[CursorInfo] = self._run(self._log.cursors)
-        return found
+        return self._run(self._log.cursors)
 
     @renamed(is_ordered="ordered")
     @_as_method(Wal.group)
@@ -280,13 +277,11 @@ class BlockingLog(NotCopied):
 
     def groups(self) -> list[GroupInfo]:
         """Return all groups of the log; as :meth:`walstore.Wal.groups`."""
-        found: list[GroupInfo] = self._run(self._log.groups)
-        return found
+        return self._run(self._log.groups)
 
     def delete_group(self, name: str) -> bool:
         """Remove a group; as :meth:`walstore.Wal.delete_group`."""
-        found: bool = self._run(lambda: self._log.delete_group(name))
-        return found
+        return self._run(lambda: self._log.delete_group(name))
 
     def flush(self) -> None:
         """Return when everything accepted before the call is on disk."""
@@ -298,23 +293,22 @@ class BlockingLog(NotCopied):
 
     def trim(self, before: int) -> int:
         """Remove all records below ``before`` from disk and return the new head."""
-        head: int = self._run(lambda: self._log.trim(before))
-        return head
+        return self._run(lambda: self._log.trim(before))
 
     @property
     def head(self) -> int:
         """First retained offset."""
-        return int(self._log.head)
+        return self._log.head
 
     @property
     def tail(self) -> int:
         """Next offset to be assigned; of a served log, as last heard."""
-        return int(self._log.tail)
+        return self._log.tail
 
     @property
     def durable_limit(self) -> int:
         """Every offset below it is on disk; of a served log, as last heard."""
-        return int(self._log.durable_limit)
+        return self._log.durable_limit
 
     @property
     def registers(self) -> Mapping[str, str]:
@@ -323,8 +317,7 @@ class BlockingLog(NotCopied):
 
     def statistics(self) -> Statistics:
         """Return a snapshot of the log's counters."""
-        found: Statistics = self._run(lambda: _awaited(self._log.statistics()))
-        return found
+        return self._run(self._log.statistics)
 
     def close(self) -> None:
         """Close the log, or the connection, as ``aclose()`` does. Twice is allowed, also at the same time.
@@ -565,7 +558,3 @@ async def _nothing() -> None:
 
 async def _opened(opening: Opening[Any]) -> Any:
     return await opening
-
-
-async def _awaited(found: Any) -> Any:
-    return await found

@@ -37,12 +37,12 @@ from tests.local import (
     read_all,
 )
 from tests.waiting import until
+from tools.reference import is_coroutine
 from walstore import Wal, WouldBlock
 from walstore.core.faces.fence import Fence
 from walstore.core.faces.producer import Producer
 from walstore.core.faces.transaction import Transaction
 from walstore.core.read.reader import Reader
-from walstore.core.runtime.old_names import is_coroutine
 from walstore.core.settings import KIB
 from walstore.records import from_timestamp_us
 from walstore.testing import ManualClock

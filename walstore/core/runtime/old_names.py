@@ -8,7 +8,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any, Final, TypeVar
 
 _CallT = TypeVar("_CallT", bound=Callable[..., Any])
@@ -48,13 +48,8 @@ def renamed(**names: str) -> Callable[[_CallT], _CallT]:
 
 def unrenamed(call: Any) -> tuple[Any, Callable[[Any], Any]]:
     """Return what :func:`renamed` decorates, and the decorator; the call and one without effect otherwise."""
-    found = getattr(call, _BEHIND, None) if isinstance(call, FunctionType | MethodType) else None
+    found = getattr(call, _BEHIND, None) if isinstance(call, FunctionType) else None
     return found or (call, lambda other: other)
-
-
-def is_coroutine(call: Any) -> bool:
-    """Return whether a function is a coroutine function, also behind :func:`renamed`."""
-    return inspect.iscoroutinefunction(unrenamed(call)[0])
 
 
 def _translate(call: Any, names: dict[str, str], options: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from walstore import WrongLoopError
 from walstore.core.read.reader import Reader
-from walstore.core.runtime.old_names import is_coroutine, renamed
+from walstore.core.runtime.old_names import renamed, unrenamed
 from walstore.core.runtime.owned import Owned, checks_itself
 
 
@@ -116,12 +116,11 @@ async def test_the_owner_is_checked_when_the_call_runs() -> None:
 
 def test_it_looks_like_what_it_renames() -> None:
     assert str(inspect.signature(plain)) == "(new: 'int' = 0) -> 'int'"
-    assert is_coroutine(coroutine)
-    assert is_coroutine(Handle.coroutine)
-    assert is_coroutine(Handle.of_class)
-    assert not is_coroutine(plain)
-    assert not is_coroutine(generator)
-    assert not is_coroutine(Handle.context)
+    assert inspect.iscoroutinefunction(unrenamed(coroutine)[0])
+    assert inspect.iscoroutinefunction(unrenamed(Handle.coroutine)[0])
+    assert inspect.isasyncgenfunction(unrenamed(Handle.generator)[0])
+    assert not inspect.iscoroutinefunction(unrenamed(Handle.context)[0])
+    assert unrenamed(test_one_name_at_a_time)[0] is test_one_name_at_a_time
     if sys.version_info >= (3, 12):
         assert inspect.iscoroutinefunction(coroutine)
         assert inspect.iscoroutinefunction(Handle().coroutine)
