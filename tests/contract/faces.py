@@ -182,10 +182,6 @@ FACES: Final[dict[str, Callable[[Path], AbstractAsyncContextManager[Face]]]] = {
 }
 
 
-def on(*names: str, differs: dict[str, str] | None = None) -> pytest.MarkDecorator:
-    """Run a test on these faces. ``differs`` says where it fails today, and what removes the difference."""
-    marks = {
-        name: pytest.mark.xfail(strict=True, reason=why) for name, why in (differs or {}).items()
-    }
-    params = [pytest.param(name, marks=[marks[name]] if name in marks else []) for name in names]
-    return pytest.mark.parametrize("face", params, indirect=True)
+def on(*names: str) -> pytest.MarkDecorator:
+    """Run a test on these faces."""
+    return pytest.mark.parametrize("face", names, indirect=True)

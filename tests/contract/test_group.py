@@ -212,20 +212,30 @@ async def test_options_change_once_nobody_is_there(face: Face) -> None:
         assert [job.value for job in await fetched(other, 1)] == [b"5"]
 
 
-@on(
-    "opened",
-    "replicated",
-    "served",
-    "stored",
-    differs={
-        "stored": "members of other processes are not known: their stream and order are fixed"
-    },
-)
+@on("opened", "replicated", "served")
 async def test_stream_and_order_change_once_nobody_is_there(face: Face) -> None:
     await face.writer.append(b"1", stream="a")
     async with face.log.group("g", stream="a", **LONG) as group:
         (job,) = await fetched(group, 1)
         await job.ack()
+    async with face.log.group("g", stream="b", ordered=True, **LONG) as group:
+        await face.writer.append(b"2", stream="b", key=b"k")
+        assert [job.value for job in await fetched(group, 1)] == [b"2"]
+
+
+@on("stored")
+async def test_stream_and_order_of_a_group_in_a_store_never_change(face: Face) -> None:
+    """Members of other programs are not known, and one that is idle would go on with the former ones."""
+    await face.writer.append(b"1", stream="a")
+    async with face.log.group("g", stream="a", **LONG) as group:
+        (job,) = await fetched(group, 1)
+        await job.ack()
+    for other in ({"stream": "b"}, {"stream": "a", "ordered": True}, {}):
+        with case(other), pytest.raises(InvalidSettingsError):
+            await enter(face.log.group("g", **other, **LONG))
+    async with face.log.group("g", stream="a", **LONG) as group:
+        assert (await group.statistics()).unsettled == 0
+    assert await face.log.delete_group("g")
     async with face.log.group("g", stream="b", ordered=True, **LONG) as group:
         await face.writer.append(b"2", stream="b", key=b"k")
         assert [job.value for job in await fetched(group, 1)] == [b"2"]

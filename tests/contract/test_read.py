@@ -162,22 +162,33 @@ async def test_one_that_is_not_told_follows_yet_and_says_what_to_write(face: Fac
     assert [(await one).value for one in waiting] == [b"2", b"2"]
 
 
-@on(
-    *READING,
-    differs={
-        "copied": "O: a copy does not know the end of the log, so a reader beyond it waits",
-    },
-)
+@on(*READING)
+@pytest.mark.parametrize("wrong", ["no", 0, b""])
+async def test_whether_it_follows_is_a_bool(face: Face, wrong: Any) -> None:
+    with pytest.raises(TypeError, match="follow must be True or False"):
+        await _entered(face.log.reader(follow=wrong))
+
+
+@on(*READING)
 async def test_beyond_the_end_is_an_error(face: Face) -> None:
+    """But for ``connect_readonly`` to a replicated log, where the server may lack what is there."""
     await face.writer.append(b"1")
-    with pytest.raises(OffsetNotWrittenError):
-        await face.log.follow(99).fetch(max_wait_seconds=0)
+    for begun in (face.log.follow(99).fetch(max_wait_seconds=0), anext(face.log.follow(99))):
+        with pytest.raises(OffsetNotWrittenError) as beyond:
+            await begun
+        assert (beyond.value.requested, beyond.value.head, beyond.value.tail) == (99, 1, 2)
 
 
-@on(
-    *READING,
-    differs={"copied": "O: a copy does not know the end of the log, so the error has no tail"},
-)
+@on(*READING)
+async def test_at_the_end_is_none_though_it_was_not_heard_of(face: Face) -> None:
+    for number in range(3):
+        await face.writer.append(b"%d" % number)
+    waiting = asyncio.ensure_future(anext(face.log.follow(4)))
+    await face.writer.append(b"new")
+    assert (await waiting).value == b"new"
+
+
+@on(*READING)
 async def test_a_reader_may_begin_at_the_end_and_not_below_the_head(face: Face) -> None:
     await face.writer.append_many([b"1", b"2", b"3"])
     await caught_up(face.log)
@@ -207,12 +218,7 @@ async def test_a_time_is_an_offset(face: Face) -> None:
     assert await face.log.offset_at(before_us + HOUR) == 3
 
 
-@on(
-    *READING,
-    differs={
-        "stored": "O: a reader of a CloudLog that does not follow ends where refresh() saw the end"
-    },
-)
+@on(*READING)
 async def test_one_that_does_not_follow_ends_at_the_end_of_now(face: Face) -> None:
     for number in range(20):
         await face.writer.append(b"%d" % number)

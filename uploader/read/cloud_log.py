@@ -32,7 +32,7 @@ from walstore.core.read.reader import Reader, ReadGuard, timestamp_at
 from walstore.core.runtime.backoff import Backoff
 from walstore.core.runtime.old_names import renamed
 from walstore.core.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
-from walstore.core.validation.arguments import as_count
+from walstore.core.validation.arguments import as_bool, as_count
 from walstore.errors import CorruptionError, WalClosedError
 from walstore.positions.cursor import Cursor
 from walstore.records import Start
@@ -199,7 +199,9 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
         prefetch_bytes: int = PREFETCH_BYTES,
         verify: bool = False,
     ) -> Reader:
-        """Return a reader; options as :meth:`walstore.Wal.reader`. It ends at :attr:`limit`.
+        """Return a reader; options as :meth:`walstore.Wal.reader`. ``stop=log.limit`` reads what was there.
+
+        Where the manifest ends it is read again, so that the reader ends where the log does by then.
 
         The next fragments are fetched and decoded while one is read: as many as fit into ``prefetch_bytes``
         of memory (estimated), and at most 16. 0 fetches each fragment on demand. With ``verify``
@@ -209,8 +211,9 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
 
         ``follow=True`` makes it a reader as of :meth:`follow`, for programs that choose at run time.
         """
+        follows = follow is not None and as_bool(follow, "follow")
         return self._read(
-            start, stop, stream, follow=bool(follow), prefetch_bytes=prefetch_bytes, verify=verify
+            start, stop, stream, follow=follows, prefetch_bytes=prefetch_bytes, verify=verify
         )
 
     def follow(
@@ -489,6 +492,11 @@ class CloudSource:
     def tail(self) -> int:
         """Same as :attr:`limit`."""
         return self._log.tail
+
+    async def refresh(self) -> None:
+        """Read the manifest again, unless it is the last one."""
+        if not self._log.is_sealed:
+            await self._log.refresh()
 
     async def wait_limit(self, limit: int) -> None:
         """Return when the manifest names all offsets below ``limit``."""

@@ -357,7 +357,21 @@ async def test_waiting_ends_in_time(log, store, clock) -> None:
     reader = log.follow("latest")
     batch = await reader.fetch(max_wait_seconds=0.01)
     assert (len(batch), batch.start) == (0, 31)
-    assert store.requests == 1
+    assert store.requests == 2  # to open it, and to see whether there is more
+
+
+async def test_waiting_ends_in_time_though_the_store_does_not_answer(log, store) -> None:
+    store.on("get", faults.hang(asyncio.Event()))
+    batch = await log.follow("latest").fetch(max_wait_seconds=0.01)
+    assert (len(batch), batch.start) == (0, 31)
+
+
+async def test_one_that_does_not_follow_asks_for_the_end_once(log, store) -> None:
+    before = store.requests
+    assert len([record async for record in log.reader(31)]) == 0
+    assert store.requests == before + 1
+    await log.reader(21, stop=31).fetch()
+    assert store.requests == before + 2  # the fragment
 
 
 async def test_an_older_answer_never_overtakes_a_newer_one(log, store) -> None:

@@ -223,7 +223,7 @@ def open_log(store: FaultyStore, directory: Path, **options):
 
 
 async def read_all(log: CloudLog) -> list[int]:
-    return [record.offset async for record in log.reader()]
+    return [record.offset async for record in log.reader(stop=log.limit)]
 
 
 async def test_a_log_that_was_read_before_asks_for_the_manifest_only(store, directory) -> None:

@@ -42,7 +42,9 @@ def noise(offset: int) -> bytes:
 
 
 async def streams(log, name: str, **options) -> list[int]:
-    return [record.offset async for record in log.reader(stream=name, **options)]
+    return [
+        record.offset async for record in log.reader(stream=name, **{"stop": log.limit, **options})
+    ]
 
 
 # -- footers ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Self
 from walstore.core.read.reader import Reader
 from walstore.core.runtime.old_names import warn_old
 from walstore.core.runtime.owned import Owned
-from walstore.core.validation.arguments import as_int, as_moment_us
+from walstore.core.validation.arguments import as_bool, as_int, as_moment_us
 from walstore.records import Start
 
 
@@ -115,9 +115,9 @@ class ReadableLog(Owned):
 
 
 def follow_or_warn(*, follow: bool | None) -> bool:
-    """Return whether a reader follows of which that was said, or was not; then warn."""
+    """Return whether a reader follows, with a warning if that was not said. TypeError if it is no bool."""
     if follow is not None:
-        return follow
+        return as_bool(follow, "follow")
     warn_old(
         "reader() will stop at the end from the next version; write follow() for one that waits for new "
         "records, or reader(follow=False)"

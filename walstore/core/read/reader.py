@@ -163,8 +163,13 @@ class Reader(Owned):
         follow: bool = True,
         read_bytes: int = MIB,
         guard: ReadGuard | None = None,
+        may_lack: bool = False,
     ) -> None:
-        """Begin at ``start``; see :meth:`walstore.Wal.reader` for the options."""
+        """Begin at ``start``; see :meth:`walstore.Wal.reader` for the options.
+
+        With ``may_lack`` the log may have more than the source will hear of when it asks: reading beyond the
+        tail waits then, and is no error.
+        """
         if stream is not None:
             stream = as_text(stream, "stream")
             if not stream:
@@ -178,6 +183,7 @@ class Reader(Owned):
         self._local = source if isinstance(source, LocalSource) else None
         self._stop = None if stop is None else as_int(stop, "stop")
         self._follow = follow
+        self._may_lack = may_lack
         self._read_bytes = read_bytes
         self._time_us: int | None
         # Batches read and not yet delivered, the next one last; the first of them is at _position.
@@ -480,12 +486,16 @@ class Reader(Owned):
         if (
             self._lagging is not None
             and self._position >= source.limit
-            and not (follow and deadline is None)
+            and (not follow or deadline is not None or self._is_beyond())
         ):
-            await self._lagging.refresh()
+            with suppress(
+                TimeoutError
+            ):  # without time to wait it is asked once, however long that takes
+                async with asyncio.timeout_at(deadline if _seconds_left(deadline) else None):
+                    await self._lagging.refresh()
         limit = source.limit
         if self._position >= limit:  # a thousand readers may pass here for each record
-            if self._position > source.tail:
+            if self._is_beyond():
                 self._check_position()
             if not follow:
                 return None
@@ -506,6 +516,9 @@ class Reader(Owned):
         if self._position < source.head:
             self._check_position()
         return limit if stop is None else min(limit, stop)
+
+    def _is_beyond(self) -> bool:
+        return self._position > self._source.tail and not self._may_lack
 
     def _check_position(self) -> None:
         position, source = self._position, self._source

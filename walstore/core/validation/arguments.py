@@ -76,6 +76,13 @@ def as_bytes(value: object, what: str) -> bytes:
     raise TypeError(f"{what} must be bytes, not {type(value).__name__}; encode it first")
 
 
+def as_bool(value: object, what: str) -> bool:
+    """Return ``value`` if it is True or False; TypeError naming ``what`` for anything else, also for 1."""
+    if isinstance(value, bool):
+        return value
+    raise TypeError(f"{what} must be True or False, not {type(value).__name__}")
+
+
 def as_int(value: object, what: str) -> int:
     """Return ``value`` as a plain int; TypeError naming ``what`` for anything else, also for a bool."""
     if type(value) is int:

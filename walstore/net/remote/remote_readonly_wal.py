@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any
 
 from walstore.core.faces.readable_log import follow_or_warn
-from walstore.core.format.packed import MOST_OFFSET
 from walstore.core.ports import Clock
 from walstore.core.read.reader import Reader
 from walstore.core.runtime.resource import Opening
@@ -48,21 +47,14 @@ def connect_readonly(
     return Opening(connect_it)
 
 
-class CopySource(RemoteSource):
-    """What a reader of a copy reads from. The copy may lack what the caller knows of: it comes."""
-
-    @property
-    def tail(self) -> int:
-        """Next offset to be assigned, which a copy does not know."""
-        return MOST_OFFSET
-
-
 class RemoteReadonlyWal(RemoteReads):
     """A log in another process, for reading. Made by :func:`walstore.connect_readonly`.
 
-    It has the reading methods of :class:`walstore.ReadonlyWal`. ``head`` and the limits are as last heard,
-    with any answer or by :meth:`refresh`; none of them goes back. All methods belong to the event loop that
-    connected; from another thread or event loop they raise WrongLoopError, in a forked child WalClosedError.
+    It has the reading methods of :class:`walstore.ReadonlyWal`. Reading beyond the end of a replicated log
+    waits, since another machine may have more than the one that is asked. ``head`` and the limits are as
+    last heard, with any answer or by :meth:`refresh`; none of them goes back. All methods belong to the event
+    loop that connected; from another thread or event loop they raise WrongLoopError, in a forked child
+    WalClosedError.
     """
 
     def __init__(self, client: Client) -> None:
@@ -100,15 +92,15 @@ class RemoteReadonlyWal(RemoteReads):
         read_bytes: int = _READ_BYTES,
     ) -> Reader:
         self.client.check_home()
-        source = CopySource(self.client, self._mirror, "durable")
         return Reader(
-            source,
+            RemoteSource(self.client, self._mirror, "durable"),
             start=start,
             stop=stop,
             stream=stream,
             follow=follow,
             read_bytes=read_bytes,
             guard=self._guard,
+            may_lack=self.replicated_limit is not None,  # this server may, and others have it
         )
 
     def _welcomed(self, welcome: dict[str, Any]) -> None:
