@@ -157,7 +157,7 @@ async def _age(location: str, head: int, limit: int) -> float | None:
     if head >= limit:
         return None
     async with open_location(location) as log:
-        async for batch in log.batches(limit - 1, limit):
+        async for batch in log.reader(limit - 1, stop=limit, follow=False).batches():
             return max(0.0, (SystemClock().now_us() - batch.timestamps_us[-1]) / 1e6)
     return None
 

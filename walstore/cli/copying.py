@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from walstore import Wal
 from walstore.cli.errors import UsageError
-from walstore.cli.location import OpenedLog, StartPlace, parse_place, to_directory, to_url
+from walstore.cli.location import StartPlace, parse_place, to_directory, to_url
 from walstore.cli.options import (
     Alpha,
     Directory,
@@ -216,9 +216,8 @@ async def _fork(
     from uploader.stores import open_store
 
     async with CloudLog.open(source) as log:
-        places = OpenedLog(log)
-        start = None if from_ is None else await from_.resolve(places)
-        stop = None if to is None else await to.resolve(places)
+        start = None if from_ is None else await from_.resolve(log)
+        stop = None if to is None else await to.resolve(log)
         low, high = log.head if start is None else start, log.tail if stop is None else stop
         source_url = log.url
     with progress_bar("copying") as show:

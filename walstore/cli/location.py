@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit, urlunsplit
 
 import walstore
-from walstore import Batch, ReadableLog, RemoteWal, connect
+from walstore import ReadableLog, RemoteWal, connect
 from walstore.cli.errors import UsageError
-from walstore.core.offset_range import OffsetRange
 from walstore.errors import (
     AccessDeniedError,
     CollectionNotFoundError,
@@ -132,47 +131,15 @@ def fresh_prefix(url: str, verb: str) -> str:
     return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
 
 
-class OpenedLog:
-    """A log at the moment it was opened: the files of a directory, with or without a writer, or a store."""
-
-    def __init__(self, log: ReadableLog) -> None:
-        self._log = log
-        self.limit = log.limit
-        """Offset after the last record that could be read when the log was opened."""
-
-    @property
-    def head(self) -> int:
-        """First offset that can be read."""
-        return self._log.head
-
-    async def offset_at(self, timestamp_us: int) -> int:
-        """Return the first offset at or after a time, or :attr:`limit` if all records are older."""
-        return min(await self._log.offset_at(timestamp_us), self.limit)
-
-    async def batches(
-        self, start: int, stop: int | None, *, stream: str | None = None
-    ) -> AsyncIterator[Batch]:
-        """Yield the records of ``[start, stop)``, of one stream if one is named.
-
-        With ``stop`` None it follows the log without an end. Raises OffsetTrimmedError or
-        OffsetNotWrittenError if the log does not have ``start``.
-        """
-        OffsetRange(self.head, self.limit).check_position(start)
-        follow = stop is None
-        async with self._log.reader(start, stop=stop, stream=stream, follow=follow) as reader:
-            async for batch in reader.batches():
-                yield batch
-
-
 @asynccontextmanager
-async def open_location(location: str) -> AsyncIterator[OpenedLog]:
+async def open_location(location: str) -> AsyncIterator[ReadableLog]:
     """Open the log at a directory, an address or a store URL for reading; raises the typed errors of each."""
     if not is_url(location):
         to_directory(location, "this")
     async with AsyncExitStack() as stack:
         with _explained(location):
             log = await stack.enter_async_context(walstore.open(location, token=_token()))
-        yield OpenedLog(log)
+        yield log
 
 
 @asynccontextmanager
@@ -226,17 +193,24 @@ class StartPlace:
     """So many records before the end."""
     timestamp_us: int | None = None
 
-    async def resolve(self, log: OpenedLog, stream: str | None = None) -> int:
-        """Return the offset in ``log``; the last N records are those of the stream, if one is named."""
+    async def resolve(
+        self, log: ReadableLog, stream: str | None = None, *, limit: int | None = None
+    ) -> int:
+        """Return the offset in ``log``; the last N records are those of the stream, if one is named.
+
+        With ``limit`` the log ends there: a writer may append meanwhile.
+        """
+        if limit is None:
+            limit = log.limit
         if self.offset is not None:
             return self.offset
         if self.last is not None and stream is not None:
-            return await _last_of_stream(log, stream, self.last)
+            return await _last_of_stream(log, limit, stream, self.last)
         if self.last is not None:
-            return max(log.head, log.limit - self.last)
+            return max(log.head, limit - self.last)
         if self.timestamp_us is not None:
-            return await log.offset_at(self.timestamp_us)
-        return log.head if self.word == "earliest" else log.limit
+            return min(await log.offset_at(self.timestamp_us), limit)
+        return log.head if self.word == "earliest" else limit
 
 
 def check_stream(name: str | None) -> str | None:
@@ -246,22 +220,22 @@ def check_stream(name: str | None) -> str | None:
     return name
 
 
-async def _last_of_stream(log: OpenedLog, stream: str, count: int) -> int:
+async def _last_of_stream(log: ReadableLog, limit: int, stream: str, count: int) -> int:
     """Return the offset of the last record but ``count`` of a stream, or that of its first one.
 
     Looks backwards, at four times as many records each time, at none twice.
     """
-    limit, step, missing = log.limit, _FIRST_STEP, count
-    while missing > 0 and limit > log.head:
-        start = max(log.head, limit - step)
+    stop, step, missing = limit, _FIRST_STEP, count
+    while missing > 0 and stop > log.head:
+        start = max(log.head, stop - step)
         offsets: list[int] = []
-        async for batch in log.batches(start, limit, stream=stream):
+        async for batch in log.reader(start, stop=stop, stream=stream, follow=False).batches():
             offsets += batch.offsets
         if len(offsets) >= missing:
             return offsets[-missing]
         missing -= len(offsets)
-        limit, step = start, step * 4
-    return log.limit if count == 0 else log.head
+        stop, step = start, step * 4
+    return limit if count == 0 else log.head
 
 
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

@@ -10,12 +10,13 @@ from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
 
-from walstore import Batch, Record
+from walstore import Batch, ReadableLog, Record
 from walstore.cli.errors import UsageError
-from walstore.cli.location import OpenedLog, StartPlace, check_stream, open_location, parse_place
+from walstore.cli.location import StartPlace, check_stream, open_location, parse_place
 from walstore.cli.options import AnyLocation, AsJson, Stream, option
 from walstore.cli.output import complain, escape_controls, to_json, write_bytes
 from walstore.cli.running import stop_on_signal, until_stopped
+from walstore.core.offset_range import OffsetRange
 
 
 class ValueEncoding(StrEnum):
@@ -119,11 +120,23 @@ async def tail(
     render = partial(to_json_lines, encode=encode) if as_json else _to_values
     with stop_on_signal() as stop:
         async with open_location(location) as log:
-            begin = await first.resolve(log, stream)
-            source = log.batches(begin, None if follow else log.limit, stream=stream)
+            limit = log.limit
+            begin = await first.resolve(log, stream, limit=limit)
+            source = _batches(log, limit, begin, None if follow else limit, stream)
             is_silent = not await _write_all(until_stopped(source, stop), render)
             if is_silent and not follow and not stop.is_set():
-                _explain_silence(first, begin, log.limit, log, stream)
+                _explain_silence(first, begin, limit, limit, stream)
+
+
+def _batches(
+    log: ReadableLog, limit: int, start: int, stop: int | None, stream: str | None
+) -> AsyncIterator[Batch]:
+    """Return the records of ``[start, stop)``, without ``stop`` also those to come.
+
+    Raises OffsetTrimmedError or OffsetNotWrittenError if ``start`` was none when the limit was ``limit``.
+    """
+    OffsetRange(log.head, limit).check_position(start)
+    return log.reader(start, stop=stop, stream=stream, follow=stop is None).batches()
 
 
 async def _write_all(source: AsyncIterator[Batch], render: Callable[[Batch], bytes]) -> bool:
@@ -140,10 +153,10 @@ def _write(batch: Batch, render: Callable[[Batch], bytes]) -> None:
 
 
 def _explain_silence(
-    first: StartPlace, begin: int, end: int, log: OpenedLog, stream: str | None
+    first: StartPlace, begin: int, end: int, limit: int, stream: str | None
 ) -> None:
     """Say why nothing is written. It is no failure: a script may ask for what came since a moment."""
-    if first.timestamp_us is not None and begin >= log.limit:
+    if first.timestamp_us is not None and begin >= limit:
         complain(
             "no record is from the time given with --from, or later; 'walstore tail -f' waits for new ones"
         )
@@ -167,7 +180,7 @@ async def dump(
     *,
     start: _First = "earliest",
     stop: Annotated[str, option("--to PLACE", "Stop before this record; as --from.")] = "latest",
-    limit: Annotated[int | None, option("--limit N", "Most records to write.", min=0)] = None,
+    count: Annotated[int | None, option("--limit N", "Most records to write.", min=0)] = None,
     value: Annotated[ValueEncoding, option("--value", "How bytes appear.")] = ValueEncoding.AUTO,
     stream: Stream = None,
 ) -> None:
@@ -182,13 +195,14 @@ async def dump(
     first, last = parse_place(start), parse_place(stop)
     render = partial(to_json_lines, encode=encoder(value))
     async with open_location(location) as log:
-        begin = await first.resolve(log, stream)
-        end = min(await last.resolve(log, stream), log.limit)
-        if limit is not None and (stream is None or limit == 0):
-            end = min(end, begin + limit)
-        source = log.batches(begin, max(begin, end), stream=stream)
-        if not await _write_all(source if limit is None else _first(source, limit), render):
-            _explain_silence(first, begin, end, log, stream)
+        limit = log.limit
+        begin = await first.resolve(log, stream, limit=limit)
+        end = min(await last.resolve(log, stream, limit=limit), limit)
+        if count is not None and (stream is None or count == 0):
+            end = min(end, begin + count)
+        source = _batches(log, limit, begin, max(begin, end), stream)
+        if not await _write_all(source if count is None else _first(source, count), render):
+            _explain_silence(first, begin, end, limit, stream)
 
 
 async def _first(source: AsyncIterator[Batch], count: int) -> AsyncIterator[Batch]:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from walstore.cli.errors import UsageError
-from walstore.cli.location import OpenedLog, parse_place, to_url
+from walstore.cli.location import parse_place, to_url
 from walstore.cli.options import AsJson, StoredAt, option
 from walstore.cli.output import (
     format_bytes,
@@ -150,8 +150,7 @@ async def fragments(
     store, worker = open_store(place), Worker("fragments", threads=2)
     try:
         async with CloudLog.open(place, store=store) as log:
-            source = OpenedLog(log)
-            low, high = await start.resolve(source), await stop.resolve(source)
+            low, high = await start.resolve(log), await stop.resolve(log)
             footers = FragmentReader(store=store, worker=worker, cache_bytes=0).footers
             if not as_json:
                 _write_line(_NAMES, ("oldest", "newest") if times else ())

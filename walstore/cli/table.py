@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from walstore.cli.errors import UsageError
-from walstore.cli.location import OpenedLog, parse_place, to_url
+from walstore.cli.location import parse_place, to_url
 from walstore.cli.options import (
     AsJson,
     CatalogUri,
@@ -135,7 +135,7 @@ async def _release(
 ) -> dict[str, Any]:
     before = parse_place(place)
     async with opening() as opened:
-        offset = await before.resolve(OpenedLog(opened.log))
+        offset = await before.resolve(opened.log)
         done = await opened.release(offset, dry_run=not is_confirmed)
         return {
             **await _described(opened, target),
