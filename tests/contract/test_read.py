@@ -210,6 +210,20 @@ async def test_only_a_record_has_a_timestamp(face: Face) -> None:
 
 
 @on("opened", "replicated", "served", "readonly", "copied", "stored")
+async def test_streams_are_listed_in_the_order_of_opening(face: Face) -> None:
+    assert await face.log.streams() == {}
+    await face.writer.open_stream("late", metadata={"kind": "x"})
+    await face.writer.append(b"1", stream="early")
+    await face.writer.close_stream("late")
+    await caught_up(face.log)
+    found = await face.log.streams()
+    assert [(name, one.is_open, dict(one.metadata)) for name, one in found.items()] == [
+        ("late", False, {"kind": "x"}),
+        ("early", True, {}),
+    ]
+
+
+@on("opened", "replicated", "served", "readonly", "copied", "stored")
 async def test_a_time_is_an_offset(face: Face) -> None:
     before_us = int(datetime.now(UTC).timestamp() * 1e6)
     await face.writer.append_many([b"1", b"2"])

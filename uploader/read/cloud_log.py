@@ -25,10 +25,10 @@ from uploader.root.write_guard import missing
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.core.batches.batch import Batch
-from walstore.core.faces.readable_log import ReadableLog
+from walstore.core.faces.readable_log import OneLimitLog
 from walstore.core.format.ledger import StreamInfo
 from walstore.core.ports import Clock
-from walstore.core.read.reader import Reader, ReadGuard, timestamp_at
+from walstore.core.read.reader import Reader, ReadGuard
 from walstore.core.runtime.backoff import Backoff
 from walstore.core.runtime.old_names import renamed
 from walstore.core.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
@@ -45,8 +45,14 @@ PREFETCH_BYTES = 32 << 20
 """Default memory limit for the fragments fetched ahead for a reader."""
 
 
-class CloudLog(CloudGroups, ReadableLog, MustClose):
-    """View of a log in object storage: its records, cursors and groups. Make one with :meth:`open`."""
+class CloudLog(CloudGroups, OneLimitLog, MustClose):
+    """View of a log in object storage: its records, cursors and groups. Make one with :meth:`open`.
+
+    Of a log that :class:`uploader.CloudWriter` writes, the table of streams answers :meth:`streams`: two
+    requests. Streams of records appended before there was a table, and those of a log that a local one ships,
+    are found in the footers of the fragments, one request each; they count as open, and have no metadata. A
+    stream that is being closed is open until the closing has taken effect for every writer.
+    """
 
     @classmethod
     def open(
@@ -156,14 +162,9 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
         return self.manifest.oldest_offset
 
     @property
-    def tail(self) -> int:
-        """Offset after the last one in the manifest."""
-        return self.manifest.next_offset
-
-    @property
     def limit(self) -> int:
-        """Same as :attr:`tail`: everything the manifest names is visible."""
-        return self.tail
+        """Offset after the last one in the manifest: everything that it names is visible."""
+        return self.manifest.next_offset
 
     @property
     def is_sealed(self) -> bool:
@@ -252,16 +253,7 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
             source, start=start, stop=stop, stream=stream, follow=follow, guard=self._read_guard
         )
 
-    async def streams(self) -> dict[str, StreamInfo]:
-        """Return every stream that was opened or appended to, by name, in the order of opening.
-
-        For a log that :class:`uploader.CloudWriter` writes, the table of streams lists them: two requests.
-        Streams of records appended before there was a table, and those of a log that a local one ships, are
-        found in the footers of the fragments, one request each; they count as open, and have no metadata.
-        A stream that is being closed is open until the closing has taken effect for every writer.
-
-        Raises CorruptionError for damaged objects, LogNotFoundError if the log is gone, the store's errors.
-        """
+    async def _find_streams(self) -> dict[str, StreamInfo]:
         self.check_open()
         told = closings_in(self.manifest.writer)
         table = (await self._streams.load()).checked(told)
@@ -398,10 +390,6 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
         self.check_open()
         found = await self._fragments.offset_at(self.manifest, time_us)
         return self.tail if found is None else found
-
-    async def _find_timestamp(self, offset: int) -> int:
-        self.check_open()
-        return await timestamp_at(self, offset)
 
     async def aclose(self) -> None:
         """Release connections and threads; may be called twice. Readers end with WalClosedError."""

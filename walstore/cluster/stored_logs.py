@@ -15,9 +15,11 @@ from typing import Final, Protocol
 
 from walstore.cluster.view import ClusterView
 from walstore.core.batches.batch import Batch
-from walstore.core.read.reader import Reader, ReadSource, timestamp_at
+from walstore.core.faces.readable_log import OneLimitLog
+from walstore.core.format.ledger import StreamInfo
+from walstore.core.read.reader import ReadGuard, ReadSource
 from walstore.core.runtime.keyed_locks import KeyedLocks
-from walstore.core.validation.arguments import as_int
+from walstore.core.runtime.resource import LoopGuard
 from walstore.errors import InvalidSettingsError, WalClosedError, WalError
 
 logger = logging.getLogger("walstore")
@@ -35,17 +37,18 @@ class SourceLog(ReadSource, Protocol):
     async def refresh(self) -> None:
         """Look again."""
 
+    async def streams(self) -> dict[str, StreamInfo]:
+        """Return its streams by name."""
+
     async def aclose(self) -> None:
         """End its readers."""
 
 
-class StoredLog:
-    """One log for its readers. It has the reading part of a log, and a limit for everything."""
+class StoredLog(OneLimitLog):
+    """One log for its readers, who share it."""
 
     replicated_limit: Final = None
     """It is not replicated."""
-    tier_head: Final = None
-    """As of a copy: there is no other place where it begins earlier."""
     epoch: Final = 0
     """It has none that clients could compare."""
 
@@ -63,6 +66,8 @@ class StoredLog:
         self._owner = owner
         self._log = log
         self._closed = asyncio.Event()
+        self._home = LoopGuard(f"log at {log.url}")
+        self._read_guard = ReadGuard(self.check_owner)
 
     @property
     def is_closing(self) -> bool:
@@ -80,21 +85,6 @@ class StoredLog:
         return self._log.limit
 
     @property
-    def tail(self) -> int:
-        """Same as :attr:`limit`."""
-        return self.limit
-
-    @property
-    def durable_limit(self) -> int:
-        """Same as :attr:`limit`."""
-        return self.limit
-
-    @property
-    def visible_limit(self) -> int:
-        """Same as :attr:`limit`."""
-        return self.limit
-
-    @property
     def uploaded_limit(self) -> int:
         """Same as :attr:`limit`."""
         return self.limit
@@ -103,9 +93,9 @@ class StoredLog:
         """Look again what there is."""
         await self._log.refresh()
 
-    def follow(self, start: int, *, stop: int | None = None) -> Reader:
-        """Return a reader, which the answer to one request is read with."""
-        return Reader(self, start=start, stop=stop)
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.core.runtime.owned.Owned`."""
+        self._home.check()
 
     async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return consecutive batches from exactly ``position``; at least one record."""
@@ -129,13 +119,11 @@ class StoredLog:
             raise WalClosedError(f"the log {self.name!r} is not read here any more")
         return position < self.limit
 
-    async def offset_at(self, timestamp_us: int) -> int:
-        """Return the first offset at or after a time, or :attr:`limit` if all records are older."""
-        return await self._log.offset_at(timestamp_us)
+    async def _find_offset(self, time_us: int) -> int:
+        return await self._log.offset_at(time_us)
 
-    async def timestamp_at(self, offset: int) -> int:
-        """Return the timestamp of a record. OffsetTrimmedError, OffsetNotWrittenError."""
-        return await timestamp_at(self, as_int(offset, "offset"))
+    async def _find_streams(self) -> dict[str, StreamInfo]:
+        return await self._log.streams()
 
     async def release(self) -> None:
         """Say that one of its clients is gone."""

@@ -43,10 +43,6 @@ class Log(ReadableLog, AppendFace, CursorMixin, GroupMixin):
         """Every offset below it is on disk."""
 
     @abstractmethod
-    def streams(self) -> Coroutine[Any, Any, Mapping[str, StreamInfo]]:
-        """Await every stream that was opened or appended to, by name, in the order of opening."""
-
-    @abstractmethod
     def statistics(self) -> Coroutine[Any, Any, Statistics]:
         """Await a snapshot of the log's counters."""
 

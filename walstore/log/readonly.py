@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
 from walstore.core.batches.batch import Batch
 from walstore.core.batches.conditions import users_registers
-from walstore.core.faces.readable_log import ReadableLog
+from walstore.core.faces.readable_log import OneLimitLog
 from walstore.core.files.anchor import absolute
 from walstore.core.files.directory import anchor_log
 from walstore.core.files.locks import this_process
@@ -32,7 +31,7 @@ from walstore.core.read.log_watch import (
     LogWatch,
     look_at,
 )
-from walstore.core.read.reader import Reader, ReadGuard, timestamp_at
+from walstore.core.read.reader import ReadGuard
 from walstore.core.runtime.clock import SystemClock
 from walstore.core.runtime.error_mapping import copy_error, describe_read
 from walstore.core.runtime.resource import MustClose, Opening, Unclosed, abandon_in_children
@@ -41,12 +40,11 @@ from walstore.core.validation.arguments import as_directory
 from walstore.errors import InvalidSettingsError, OffsetTrimmedError, WalClosedError
 from walstore.positions.cursors.cursor_mixin import CursorMixin
 from walstore.positions.cursors.store import CursorStore
-from walstore.records import Start
 
 _T = TypeVar("_T")
 
 
-class ReadonlyWal(CursorMixin, ReadableLog, MustClose):
+class ReadonlyWal(CursorMixin, OneLimitLog, MustClose):
     """A log in a directory of this machine, open for reading, with or without a running writer.
 
     Make one with :meth:`open`. All methods and the offsets belong to the event loop that opened it:
@@ -143,11 +141,6 @@ class ReadonlyWal(CursorMixin, ReadableLog, MustClose):
         self._watch.observe()
         return self._watch.limit
 
-    @property
-    def durable_limit(self) -> int:
-        """Same as :attr:`limit`."""
-        return self.limit
-
     async def wait_durable(self, offset: int) -> None:
         """Return when the record at ``offset`` can be read, which means that it is durable.
 
@@ -155,11 +148,6 @@ class ReadonlyWal(CursorMixin, ReadableLog, MustClose):
         machine may lose the record and leave a cursor beyond the log's end.
         """
         await self.wait_limit(offset + 1)
-
-    @property
-    def tier_head(self) -> int | None:
-        """None: records that the writer shipped and deleted here are not read."""
-        return None
 
     @property
     def tail(self) -> int:
@@ -207,18 +195,6 @@ class ReadonlyWal(CursorMixin, ReadableLog, MustClose):
 
     # -- reading -----------------------------------------------------------------------------
 
-    def _read(
-        self,
-        start: Start | str | int | datetime,
-        stop: int | None,
-        stream: str | None,
-        *,
-        follow: bool,
-    ) -> Reader:
-        return Reader(
-            self, start=start, stop=stop, stream=stream, follow=follow, guard=self._read_guard
-        )
-
     async def wait_limit(self, limit: int) -> None:
         """Return when records below ``limit`` can be read.
 
@@ -265,10 +241,6 @@ class ReadonlyWal(CursorMixin, ReadableLog, MustClose):
         found = await self._run(self._files.find_offset, time_us, limit, watch.tail_start)
         return max(limit if found is None else found, self.head)
 
-    async def _find_timestamp(self, offset: int) -> int:
-        self._watch.check()
-        return await timestamp_at(self, offset)
-
     # -- registers and streams ---------------------------------------------------------------
 
     async def registers(self) -> dict[str, str]:
@@ -279,8 +251,7 @@ class ReadonlyWal(CursorMixin, ReadableLog, MustClose):
         self._watch.check()
         return await self._run(lambda: dict(users_registers(self._ledger.look().registers)))
 
-    async def streams(self) -> dict[str, StreamInfo]:
-        """Return the log's streams by name as they are durable now; costs as :meth:`registers`."""
+    async def _find_streams(self) -> dict[str, StreamInfo]:
         self._watch.check()
         return await self._run(lambda: dict(self._ledger.look().streams))
 

@@ -230,6 +230,11 @@ class ReadService(Service, Generic[_LogT]):
         """Return the limits of the log, and no registers."""
         return [limits(self._log), {}]
 
+    async def streams(self) -> Mapping[str, StreamInfo]:
+        """Return the streams that the log has for certain."""
+        await self._log.refresh()
+        return await self._log.streams()
+
     def _refusal(self) -> Exception:
         return AccessDeniedError("this client only reads; use walstore.connect() for anything else")
 

@@ -85,9 +85,22 @@ async def test_every_machine_serves_it_and_none_leads_it(
             assert await log.timestamp_at(7) == 7
             with pytest.raises(OffsetNotWrittenError):
                 await log.timestamp_at(11)
+            with pytest.raises(OffsetNotWrittenError):  # a store says where its log ends
+                await anext(log.follow(99))
     assert cluster.spec().copies == ()
     assert cluster.leader() is None
     await until(lambda: opened(cluster) == [[], [], []])  # nobody reads it
+
+
+async def test_its_streams_are_those_of_the_store(cluster: Machines, theirs: Wal, url: str) -> None:
+    await theirs.append(b"11", stream="late", durability="cloud")
+    await cluster.apply(source=url)
+    await known(cluster)
+    async with (
+        connect_readonly(places(cluster)[0], log="orders") as log,
+        CloudLog.open(url) as there,
+    ):
+        assert list(await log.streams()) == list(await there.streams()) == ["late"]
 
 
 async def test_readers_follow_what_others_append(cluster: Machines, theirs: Wal, url: str) -> None:

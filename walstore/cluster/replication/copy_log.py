@@ -9,45 +9,50 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
 from walstore.cluster.replication.replica import Replica
 from walstore.core.batches.batch import Batch
-from walstore.core.faces.readable_log import follow_or_warn
+from walstore.core.faces.readable_log import OneLimitLog
 from walstore.core.files.directory import list_segments
 from walstore.core.files.log_bounds import LogBounds
 from walstore.core.files.log_files import LogFiles
 from walstore.core.files.segment_file import SEARCH_BYTES
 from walstore.core.format.segment import SegmentIndex
 from walstore.core.ports import FileSystem
-from walstore.core.read.reader import Reader, timestamp_at
+from walstore.core.read.reader import ReadGuard
 from walstore.core.runtime.error_mapping import copy_error, describe_read
+from walstore.core.runtime.resource import LoopGuard
 from walstore.core.runtime.threads import Worker
 from walstore.core.runtime.watermark import Watermark
-from walstore.core.validation.arguments import as_int, as_moment_us
-from walstore.errors import CorruptionError, OffsetTrimmedError, StorageUnavailableError, WalError
-from walstore.records import Start
+from walstore.errors import (
+    CorruptionError,
+    OffsetTrimmedError,
+    StorageUnavailableError,
+    WalClosedError,
+    WalError,
+)
 
 _T = TypeVar("_T")
 
 
-class CopyLog:
+class CopyLog(OneLimitLog):
     """One copy for its readers. Belongs to the event loop of its node, which ends it.
 
-    Has the reading part of :class:`walstore.Wal`. Reads have a thread of their own: acknowledgements do not
-    wait for them.
+    Reads have a thread of their own: acknowledgements do not wait for them. Readers raise
+    StorageUnavailableError when the copy is made again, or its machine leads the log.
     """
 
     def __init__(self, fs: FileSystem, path: Path, replica: Replica) -> None:
         """Read the files of ``replica`` in ``path``."""
         self.path = path
         """The copy's directory."""
-        self.head = 1
-        """First offset that is here, once :meth:`begin` was called."""
         self.is_watched = False
         """Whether somebody has asked for it: the primary then says at once what is replicated."""
+        self._head = 1
+        self._home = LoopGuard(f"copy at {path}")
+        self._read_guard = ReadGuard(self.check_owner)
         self._fs = fs
         self._replica = replica
         self._visible = Watermark(0, asyncio.get_running_loop())
@@ -65,13 +70,13 @@ class CopyLog:
     def restart(self, head: int = 1) -> None:
         """Forget everything: the copy is made again. Waiting callers get StorageUnavailableError."""
         failed, self._visible = self._visible, Watermark(0, asyncio.get_running_loop())
-        self._files, self.head = None, head
+        self._files, self._head = None, head
         error = StorageUnavailableError("the copy here is made again; ask another machine")
         failed.fail(lambda _: copy_error(error))
 
     def note_head(self, head: int) -> None:
         """Note that segments below an offset are gone."""
-        self.head = max(self.head, head)
+        self._head = max(self._head, head)
 
     def fail(self, error: WalError) -> None:
         """Refuse everything from now on, and end the waits."""
@@ -86,7 +91,24 @@ class CopyLog:
     async def begin(self) -> None:
         """Look where it begins. StorageUnavailableError if there is nothing yet."""
         self.is_watched = True
-        self.head = max(self.head, await self._run(self._first))
+        self.note_head(await self._run(self._first))
+
+    async def refresh(self) -> None:
+        """Check that the copy can be read: its limit is what the primary said last."""
+        self._check()
+
+    async def aclose(self) -> None:
+        """Refuse everything from now on; the node does so when it ends, or leads the log."""
+        self.fail(WalClosedError(f"the copy at {self.path} is closed"))
+
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.core.runtime.owned.Owned`."""
+        self._home.check()
+
+    @property
+    def head(self) -> int:
+        """First offset that is here, once :meth:`begin` was called."""
+        return self._head
 
     @property
     def log_id(self) -> str:
@@ -114,57 +136,11 @@ class CopyLog:
         return self.limit
 
     @property
-    def durable_limit(self) -> int:
-        """Same as :attr:`limit`."""
-        return self.limit
-
-    @property
-    def visible_limit(self) -> int:
-        """Same as :attr:`limit`."""
-        return self.limit
-
-    @property
-    def tail(self) -> int:
-        """Same as :attr:`limit`: what else is here may come to nothing."""
-        return self.limit
-
-    @property
-    def tier_head(self) -> int | None:
-        """None: what only the bucket has is not read here."""
-        return None
-
-    @property
     def uploaded_limit(self) -> int:
         """0: the copy does not know."""
         return 0
 
     # -- reading -----------------------------------------------------------------------------
-
-    def reader(
-        self,
-        start: Start | str | int | datetime = Start.EARLIEST,
-        *,
-        stop: int | None = None,
-        stream: str | None = None,
-        follow: bool | None = None,
-    ) -> Reader:
-        """Return a reader of replicated records; options as :meth:`walstore.Wal.reader`.
-
-        OffsetTrimmedError for what is not here any more; StorageUnavailableError when the copy is made again,
-        or its machine leads the log.
-        """
-        follows = follow_or_warn(follow=follow)
-        return Reader(self, start=start, stop=stop, stream=stream, follow=follows)
-
-    def follow(
-        self,
-        start: Start | str | int | datetime = Start.EARLIEST,
-        *,
-        stop: int | None = None,
-        stream: str | None = None,
-    ) -> Reader:
-        """Return a reader that waits for new records at the end; as :meth:`walstore.Wal.follow`."""
-        return Reader(self, start=start, stop=stop, stream=stream)
 
     async def wait_limit(self, limit: int) -> None:
         """Return when records below ``limit`` can be read."""
@@ -192,22 +168,13 @@ class CopyLog:
                 raise StorageUnavailableError("the copy here is made again") from None
             raise
 
-    async def offset_at(self, timestamp_us: int | datetime) -> int:
-        """Return the first offset at or after a time, or :attr:`limit` if all records are older.
-
-        CorruptionError if the record before it cannot be read.
-        """
+    async def _find_offset(self, time_us: int) -> int:
         limit, tail_start = self.limit, self._replica.end.place.segment
-        time_us = as_moment_us(timestamp_us)
         found = await self._run(lambda: self._look().find_offset(time_us, limit, tail_start))
         found = max(limit if found is None else found, self.head)
         if found > self.head:  # not what comes behind a segment that is missing
             await self.read(found - 1, found, SEARCH_BYTES)
         return found
-
-    async def timestamp_at(self, offset: int) -> int:
-        """Return the timestamp of a record. OffsetTrimmedError, OffsetNotWrittenError."""
-        return await timestamp_at(self, as_int(offset, "offset"))
 
     # -- inside ------------------------------------------------------------------------------
 

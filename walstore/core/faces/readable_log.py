@@ -6,10 +6,13 @@ from abc import abstractmethod
 from datetime import datetime
 from typing import Self
 
-from walstore.core.read.reader import Reader
+from walstore.core.batches.batch import Batch
+from walstore.core.format.ledger import StreamInfo
+from walstore.core.read.reader import Reader, ReadGuard, timestamp_at
 from walstore.core.runtime.old_names import warn_old
 from walstore.core.runtime.owned import Owned
 from walstore.core.validation.arguments import as_bool, as_int, as_moment_us
+from walstore.errors import InvalidSettingsError
 from walstore.records import Start
 
 
@@ -84,6 +87,13 @@ class ReadableLog(Owned):
         """
         return await self._find_timestamp(as_int(offset, "offset"))
 
+    async def streams(self) -> dict[str, StreamInfo]:
+        """Return every stream that was opened or appended to, by name, in the order of opening.
+
+        InvalidSettingsError at a machine that only has a copy of the log: it has the records alone.
+        """
+        return await self._find_streams()
+
     @abstractmethod
     async def aclose(self) -> None:
         """Release what it holds. Twice is allowed."""
@@ -112,6 +122,55 @@ class ReadableLog(Owned):
     @abstractmethod
     async def _find_timestamp(self, offset: int) -> int:
         """Return it for a checked offset."""
+
+    async def _find_streams(self) -> dict[str, StreamInfo]:
+        """Return what :meth:`streams` does."""
+        raise InvalidSettingsError("only the machine that leads the log lists its streams")
+
+
+class OneLimitLog(ReadableLog):
+    """A log with one limit: what is known to be there can be read, and is durable. Readers read from it."""
+
+    _read_guard: ReadGuard
+
+    @property
+    def tail(self) -> int:
+        """Same as :attr:`limit`."""
+        return self.limit
+
+    @property
+    def durable_limit(self) -> int:
+        """Same as :attr:`limit`."""
+        return self.limit
+
+    @property
+    def tier_head(self) -> int | None:
+        """None: there is no other place from which earlier records are read."""
+        return None
+
+    @abstractmethod
+    async def wait_limit(self, limit: int) -> None:
+        """Return when records below ``limit`` can be read, or never will."""
+
+    @abstractmethod
+    async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return consecutive batches from exactly ``position``; at least one record."""
+
+    def _read(
+        self,
+        start: Start | str | int | datetime,
+        stop: int | None,
+        stream: str | None,
+        *,
+        follow: bool,
+    ) -> Reader:
+        return Reader(
+            self, start=start, stop=stop, stream=stream, follow=follow, guard=self._read_guard
+        )
+
+    async def _find_timestamp(self, offset: int) -> int:
+        self._read_guard.check()
+        return await timestamp_at(self, offset)
 
 
 def follow_or_warn(*, follow: bool | None) -> bool:

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from walstore.core.faces.readable_log import ReadableLog
+from walstore.core.format.ledger import StreamInfo
 from walstore.core.read.reader import ReadGuard
 from walstore.core.runtime.resource import MustClose, Unclosed
 from walstore.errors import StorageUnavailableError
 from walstore.net.remote.client import Client
 from walstore.net.remote.source import LogMirror
-from walstore.net.wire.verbs import OFFSET_AT, REFRESH, TIMESTAMP_AT
+from walstore.net.wire.verbs import OFFSET_AT, REFRESH, STREAMS, TIMESTAMP_AT
 
 
 class RemoteReads(ReadableLog, MustClose):
@@ -66,6 +67,10 @@ class RemoteReads(ReadableLog, MustClose):
 
     async def _find_timestamp(self, offset: int) -> int:
         found: int = await self.client.call(TIMESTAMP_AT, offset)
+        return found
+
+    async def _find_streams(self) -> dict[str, StreamInfo]:
+        found: dict[str, StreamInfo] = await self.client.call(STREAMS)
         return found
 
     def _left_open(self) -> Unclosed | None:

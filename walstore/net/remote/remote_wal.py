@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 from weakref import WeakSet
 
-from walstore.core.format.ledger import StreamInfo
 from walstore.core.ports import Clock
 from walstore.core.read.reader import ReadSource
 from walstore.core.runtime.clock import SystemClock
@@ -26,7 +25,7 @@ from walstore.net.remote.server_places import check_places
 from walstore.net.remote.server_search import epoch_of
 from walstore.net.remote.source import RemoteSource
 from walstore.net.wire.address import Address
-from walstore.net.wire.verbs import DELETE_GROUP, EXTENTS, GROUPS, STATISTICS, STREAMS
+from walstore.net.wire.verbs import DELETE_GROUP, EXTENTS, GROUPS, STATISTICS
 from walstore.positions.cursor import CursorBackend
 from walstore.positions.groups.group_settings import GroupSettings, check_group_name
 from walstore.records import Durability
@@ -107,13 +106,6 @@ class RemoteWal(RemoteReads, Log):
         self._groups = WeakSet[RemoteGroup]()
         client.on_welcome = self._welcomed
         self._welcomed(client.welcome)
-
-    # -- streams -----------------------------------------------------------------------------
-
-    async def streams(self) -> dict[str, StreamInfo]:
-        """Return every stream that was opened or appended to, by name, in the order of opening."""
-        found: dict[str, StreamInfo] = await self.client.call(STREAMS)
-        return found
 
     # -- reading -----------------------------------------------------------------------------
 

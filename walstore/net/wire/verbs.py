@@ -168,6 +168,7 @@ CLOSE_STREAM: Final = _call("close_stream", "name", is_write=True)
 STREAMS: Final = _call(
     "streams",
     place=VerbPlace.SERVICE,
+    is_reading=True,
     is_listing=True,
     answer=AnswerForm(pack_streams, unpack_streams),
 )

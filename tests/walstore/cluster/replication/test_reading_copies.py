@@ -12,12 +12,15 @@ from tests.waiting import until
 from tests.walstore.cluster.replication.cluster import SMALL, Cluster, Machine
 from walstore import (
     AccessDeniedError,
+    InvalidSettingsError,
     LogNotFoundError,
     OffsetNotWrittenError,
     OffsetTrimmedError,
+    ReadableLog,
     RemoteReadonlyWal,
     StorageUnavailableError,
     Wal,
+    WalClosedError,
     connect,
     connect_readonly,
 )
@@ -201,6 +204,29 @@ async def test_only_reading_is_allowed(cluster: Cluster) -> None:
             with pytest.raises(AccessDeniedError):
                 await log.client.call(APPEND, 1)
             assert await first(log, 1) == [b"one"]  # the connection goes on
+
+
+async def test_only_records_are_at_a_copy(cluster: Cluster) -> None:
+    """Here and over a connection; what it has is what :class:`walstore.ReadableLog` says of a log."""
+    async with await cluster.primary(0) as wal:
+        await wal.append(b"one", stream="s")
+        async with await copy_at(cluster.machines[1]) as remote:
+            assert await first(remote, 1) == [b"one"]
+            with pytest.raises(InvalidSettingsError, match="that leads the log"):
+                await remote.streams()
+        node = cluster.machines[1].node
+        assert node is not None
+        log = await node.log("orders")
+        assert isinstance(log, ReadableLog)
+        await log.refresh()
+        assert (log.head, log.limit, log.visible_limit) == (1, 2, 2)
+        assert (log.tail, log.durable_limit, log.replicated_limit) == (2, 2, 2)
+        with pytest.raises(InvalidSettingsError, match="that leads the log"):
+            await log.streams()
+        await log.aclose()
+        for asked in (log.refresh(), log.timestamp_at(1), anext(log.follow())):
+            with pytest.raises(WalClosedError, match="copy at"):
+                await asked
 
 
 async def test_names_that_are_not_there(cluster: Cluster) -> None:
