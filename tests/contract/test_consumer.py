@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from tests.cases import case
 from tests.contract.faces import Face, on
 from tests.contract.reading import values
 from tests.local import turns
@@ -320,6 +322,78 @@ async def test_a_cursor_moved_by_another_shows_at_the_end(twenty: Face) -> None:
             await consumer.fetch()
             await (await twenty.log.cursor("c")).commit(17)
             raise BodyError
+
+
+CALLS: dict[str, Step] = {
+    **NEXT,
+    "commit to": lambda consumer: consumer.commit(9),
+    "seek": lambda consumer: consumer.seek(1),
+    "run": lambda consumer: consumer.run(lambda _record: asyncio.sleep(0)),
+}
+
+
+@pytest.mark.parametrize("error", [None, BodyError])
+@on(*WITH_CONSUMERS)
+async def test_it_refuses_all_calls_after_its_block_and_still_says_where_it_was(
+    twenty: Face, error: type[Exception] | None
+) -> None:
+    consumer = consumer_of(twenty)
+    with suppress(BodyError):
+        async with consumer:
+            batches = consumer.batches()
+            await consumer.fetch(max_records=4)
+            await consumer.commit()
+            if error is not None:
+                raise error
+    for name, call in CALLS.items():
+        with case(name), pytest.raises(WalClosedError, match="ended"):
+            await call(consumer)
+    with pytest.raises(WalClosedError, match="ended"):
+        await anext(batches)
+    assert consumer.position == consumer.committed == await position(twenty)
+    assert (consumer.lag, consumer.pending) == (21 - consumer.position, 0)
+
+
+@on(*WITH_CONSUMERS)
+async def test_a_fetch_that_waits_when_its_block_ends_delivers_nothing(twenty: Face) -> None:
+    async with consumer_of(twenty, follow=True) as consumer:
+        await consumer.fetch(max_records=100)
+        waiting = asyncio.ensure_future(consumer.fetch())
+        await asyncio.sleep(0)
+    await twenty.writer.append(b"late")
+    with pytest.raises(WalClosedError, match="ended"):
+        await waiting
+    async with consumer_of(twenty) as consumer:
+        assert [record.value for record in await consumer.fetch()] == [b"late"]
+
+
+@on(*WITH_CONSUMERS)
+async def test_one_that_could_not_continue_says_so_after_its_block_too(twenty: Face) -> None:
+    consumer = consumer_of(twenty)
+    with pytest.raises(CursorMovedError):
+        async with consumer:
+            await (await twenty.log.cursor("c")).commit(15)
+            with pytest.raises(CursorMovedError):
+                await consumer.commit(3)
+    with pytest.raises(CursorMovedError):
+        await consumer.fetch()
+
+
+@on("opened", "replicated", "served")
+async def test_a_transaction_ends_with_the_block_of_its_consumer(twenty: Face) -> None:
+    log = twenty.log
+    consumer = consumer_of(twenty, follow=False, output=log)
+    async with consumer:
+        await anext(consumer)
+        transaction = consumer.transaction()
+        inner = await transaction.__aenter__()
+        await inner.append(b"output")
+    with pytest.raises(WalClosedError, match="ended"):
+        await transaction.__aexit__(None, None, None)
+    with pytest.raises(WalClosedError, match="ended"):
+        async with consumer.transaction():
+            raise AssertionError
+    assert await values(log, 21) == []
 
 
 @on(*WITH_CONSUMERS)

@@ -73,6 +73,13 @@ class CursorKeeper:
         """Whether the cursor moves without a request."""
         return self._auto_commit_seconds is not None or self._register is not None
 
+    def end(self) -> None:
+        """Refuse all later calls. An earlier failure stays what they raise."""
+        if self.failure is None:
+            self.failure = WalClosedError(
+                "the consumer's 'async with' block has ended; make another"
+            )
+
     def check(self) -> None:
         """Raise the error that stops the consumer, if any."""
         if self.failure is not None:
@@ -186,8 +193,9 @@ class Consumer(Owned, Generic[OutputT]):
     lies before the first that is not, in whatever order they end.
 
     Once another handle has moved the cursor, the calls raise CursorMovedError; with an output,
-    FencedError. Otherwise they raise what :class:`Reader` and :class:`walstore.Cursor` raise. All methods
-    belong to the event loop of the log: from another thread or event loop they raise WrongLoopError.
+    FencedError. After the block they raise WalClosedError, and the properties keep their values.
+    Otherwise they raise what :class:`Reader` and :class:`walstore.Cursor` raise. All methods belong to
+    the event loop of the log: from another thread or event loop they raise WrongLoopError.
     """
 
     def __init__(
@@ -278,24 +286,27 @@ class Consumer(Owned, Generic[OutputT]):
     ) -> None:
         keeper = self._keeper
         assert keeper is not None
-        await keeper.stop()
-        if error is None:
-            keeper.check()
-            self._held = None
-            if keeper.moves_alone:
-                await keeper.save()
-        elif keeper.failure is None and keeper.moves_alone:
-            try:
-                await keeper.save()
-            except WalError as second:
-                logger.warning("consumer %s could not commit: %s", self.name, second)
+        try:
+            await keeper.stop()
+            if error is None:
+                keeper.check()
+                self._held = None
+                if keeper.moves_alone:
+                    await keeper.save()
+            elif keeper.failure is None and keeper.moves_alone:
+                try:
+                    await keeper.save()
+                except WalError as second:
+                    logger.warning("consumer %s could not commit: %s", self.name, second)
+        finally:
+            keeper.end()
 
     # -- reading -----------------------------------------------------------------------------
 
     @property
     def position(self) -> int:
         """Offset of the next record to deliver."""
-        return self._reader.position
+        return self._entered_reader.position
 
     @property
     def committed(self) -> int:
@@ -307,12 +318,12 @@ class Consumer(Owned, Generic[OutputT]):
     @property
     def lag(self) -> int:
         """How many records that are visible now have not been delivered, whatever their stream."""
-        return self._reader.lag
+        return self._entered_reader.lag
 
     @property
     def pending(self) -> int:
         """How many records were delivered and are not processed, whatever their stream."""
-        position = self._reader.position
+        position = self._entered_reader.position
         return self._undone.count if self._undone is not None else position - self._processed()
 
     def __aiter__(self) -> Self:
@@ -486,6 +497,11 @@ class Consumer(Owned, Generic[OutputT]):
     @property
     def _reader(self) -> Reader:
         self._entered().check()
+        return self._entered_reader
+
+    @property
+    def _entered_reader(self) -> Reader:
+        self._entered()
         assert self._open_reader is not None
         return self._open_reader
 
