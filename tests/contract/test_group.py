@@ -11,7 +11,13 @@ import pytest
 from tests.cases import case
 from tests.contract.faces import Face, on
 from tests.contract.neighbour import beside
-from walstore import CorruptionError, InvalidSettingsError, OffsetNotWrittenError, WalClosedError
+from walstore import (
+    CorruptionError,
+    InvalidSettingsError,
+    LeaseExpiredError,
+    OffsetNotWrittenError,
+    WalClosedError,
+)
 
 WITH_GROUPS = ("opened", "replicated", "served", "stored", "partitioned", "blocking", "distant")
 LONG: dict[str, Any] = {"ack_wait_seconds": 3600}
@@ -210,6 +216,52 @@ async def test_options_change_once_nobody_is_there(face: Face) -> None:
             await enter(face.log.group("g", **LONG))
         await job.ack()
         assert [job.value for job in await fetched(other, 1)] == [b"5"]
+
+
+@on("opened", "replicated", "served", "stored", "blocking", "distant")
+async def test_what_was_done_late_counts_although_the_options_have_changed(face: Face) -> None:
+    """While the group with the other options is in use, and while nobody is there."""
+    await face.writer.append_many([b"%d" % number for number in range(1, 7)])
+    await find(face.log)
+    async with face.log.group("g", **LONG) as group:
+        one, two, three, four, five, _ = await fetched(group, 6)
+    async with face.log.group("g", ack_wait_seconds=60.0) as group:
+        await one.ack()
+        await two.term()
+        jobs = await fetched(group, 4)
+        assert [job.value for job in jobs] == [b"3", b"4", b"5", b"6"]
+        await three.ack()
+        assert (await group.statistics()).pending == 3
+        await four.nak()  # the lease is another member's
+        with pytest.raises(LeaseExpiredError):
+            await four.in_progress()
+        assert (await group.statistics()).pending == 3
+    await four.ack()
+    async with face.log.group("g", ack_wait_seconds=70.0) as group:
+        await five.ack()  # from two changes before
+        await five.ack()
+        (job,) = await fetched(group, 1)
+        assert job.value == b"6"
+        assert await face.log.delete_group("g")
+        for late in (four, five, job):
+            with pytest.raises(WalClosedError, match="deleted"):
+                await late.ack()
+
+
+@on("opened", "replicated", "served", "stored", "blocking", "distant")
+async def test_a_delay_is_kept_when_the_options_change(face: Face) -> None:
+    """Also if they change twice, and nobody looks in between."""
+    await face.writer.append_many([b"1", b"2"])
+    await find(face.log)
+    async with face.log.group("g", **LONG) as group:
+        first, _ = await fetched(group, 2)
+        await first.nak(delay_seconds=600)
+    for seconds in (60.0, 70.0):
+        async with face.log.group("g", ack_wait_seconds=seconds):
+            pass
+    async with face.log.group("g", ack_wait_seconds=80.0) as group:
+        (job,) = await fetched(group, 1)
+        assert (job.value, await group.fetch(max_wait_seconds=0)) == (b"2", [])
 
 
 @on("opened", "replicated", "served")

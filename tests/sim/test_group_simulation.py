@@ -15,6 +15,7 @@ from tests.sim.groups.truth import GROUP_RULES
 from tests.sim.rules import ViolationError
 from uploader.positions.groups.group_turn import GroupTurn, Sight
 from uploader.positions.groups.known_group import KnownGroup
+from walstore.positions.groups.job_table import JobTable
 
 
 @pytest.mark.parametrize("first", [0, pytest.param(20, marks=pytest.mark.slow)])
@@ -48,11 +49,11 @@ def found_by(rule: str, seeds: range) -> bool:
     return False
 
 
-def _ends_early(self: Sight, offset: int, row: Any) -> float:
-    return self._seen[offset, row.tag] + row.wait_ms / 1200
+def _ends_early(self: Sight, row: Any) -> float:
+    return self._seen[row.tag] + row.wait_ms / 1200
 
 
-def _takes_any(self: GroupTurn, job: Any) -> None:
+def _takes_any(self: JobTable[Any], job: Any) -> None:
     heappush(self._ready, job.offset)
 
 
@@ -66,7 +67,7 @@ def _same_tags(self: KnownGroup) -> str:
     ("owner", "name", "broken", "rule"),
     [
         (Sight, "due", _ends_early, "lease"),
-        (GroupTurn, "_release", _takes_any, "order"),
+        (JobTable, "_release", _takes_any, "order"),
         (KnownGroup, "next_tag", _same_tags, "one-member"),
         (GroupTurn, "settle", lambda *_: None, "acknowledged"),
     ],

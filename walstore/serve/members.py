@@ -22,6 +22,8 @@ from walstore.positions.groups.group_settings import check_group_name
 
 _MOST_WAIT_SECONDS: Final = 60.0
 _MOST_JOBS: Final = 10_000
+_LATE: Final = ("settle", "give_back", "take_back", "extend", "leave")
+"""What a member may still say of its jobs when the options of the group have changed."""
 
 
 class ServedMembers:
@@ -58,7 +60,8 @@ class ServedMembers:
             wal, number = self._wal, self._wal.group_number(name)
             if not is_there or is_bound_elsewhere(bytes(bound), wal.epoch, number):
                 raise WalClosedError(f"the group {name!r} was deleted")
-        group = self._wal.coordinator(check_group_name(name), unpack_settings(options))
+        settings = unpack_settings(options)
+        group = self._wal.coordinator(check_group_name(name), settings, enters=verb not in _LATE)
         await group.load()
         match verb, arguments:
             case "open" | "stay", (bytes(member),):

@@ -107,6 +107,7 @@ class CloudGroup(SharedGroup):
         self._takers: list[_Taker] = []
         self._kicked = asyncio.Event()
         self._task = BackgroundTask[None]()
+        self._is_retired = False
         self._cursor = GroupCursor(place, name)
         self._letters = DeadLetters(name, settings, letters, self._settle_dead)
 
@@ -127,7 +128,7 @@ class CloudGroup(SharedGroup):
         if document is None:
             return len(self._known.leased)
         rows = document.rows
-        return sum(sight.due(offset, rows[offset]) > now for offset in self._known.leased)
+        return sum(sight.due(rows[offset]) > now for offset in self._known.leased)
 
     def is_free(self) -> bool:
         """As of :class:`walstore.positions.groups.shared_group.SharedGroup`, in this process."""
@@ -178,6 +179,7 @@ class CloudGroup(SharedGroup):
     async def retire(self) -> None:
         """End the group in favour of one with other options; nobody is there."""
         await self.aclose(self._ended("has other options by now"))
+        self._is_retired = True
 
     async def aclose(self, why: WalError | None = None) -> None:
         """End the group in this process. Members that are not left keep their leases. Twice is allowed."""
@@ -216,8 +218,11 @@ class CloudGroup(SharedGroup):
         return [(record, lease.deliveries) for record, lease in taken]
 
     async def settle(self, offsets: Sequence[int]) -> None:
-        """Settle jobs; durable when this returns. Nothing happens to those that were settled before."""
-        document = self._check()
+        """Settle jobs; durable when this returns. Nothing happens to those that were settled before.
+
+        Also once the group has other options in this process: then by a swap of its own.
+        """
+        document = self._check(is_late=True)
         jobs = OffsetRange(document.floor, document.position)
         for offset in offsets:
             jobs.check_assigned(offset, "no job has that offset")
@@ -226,7 +231,13 @@ class CloudGroup(SharedGroup):
             for offset in offsets:
                 turn.settle(offset)
 
-        await self._ask(settle_all)
+        if not self._is_retired:
+            await self._ask(settle_all)
+            return
+        await self._place.log.refresh()  # raises if that is closed
+        async with self._changing:
+            self._known.document = None  # others have changed it
+            await self._turn((_Wish(settle_all),), ())
 
     async def _settle_dead(self, offset: int) -> None:
         await self.settle((offset,))
@@ -291,10 +302,7 @@ class CloudGroup(SharedGroup):
         now = self._clock.monotonic()
         return self._statistics(
             floor=document.floor,
-            pending=sum(
-                row.is_leased and sight.due(offset, row) > now
-                for offset, row in document.rows.items()
-            ),
+            pending=sum(row.is_leased and sight.due(row) > now for row in document.rows.values()),
             unsettled=len(document.rows),
             lag=self._place.log.tail - document.position,
         )
@@ -487,8 +495,9 @@ class CloudGroup(SharedGroup):
 
     # -- wishes ------------------------------------------------------------------------------
 
-    def _check(self) -> GroupDocument:
-        self._check_unfailed()
+    def _check(self, *, is_late: bool = False) -> GroupDocument:
+        if not (is_late and self._is_retired):
+            self._check_unfailed()
         document = self._known.document
         if document is None and self._known.made is None:
             raise WalClosedError("the group is not open; use it within 'async with'")

@@ -6,7 +6,7 @@ each process that sees it. This adds which change made a lease: by its tag it is
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, KeysView, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from crc32c import crc32c
@@ -31,7 +31,7 @@ class Lease:
 
 
 class Sight:
-    """When this process first saw each row of a group's documents.
+    """When this process first saw each change of a group's documents, by its tag.
 
     A lease is over for a process when it has seen it unchanged for as long as it lasts. That is later than
     for the process that made it, which counts from before it asked the store. So only the pace of clocks
@@ -39,23 +39,27 @@ class Sight:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[int, str], float] = {}
+        self._seen: dict[str, float] = {}
+
+    @property
+    def tags(self) -> KeysView[str]:
+        """The changes that made the rows of the document that was seen last."""
+        return self._seen.keys()
 
     def look(self, document: GroupDocument, now: float, own: Mapping[str, float]) -> None:
         """See a document; ``own`` has the moments before this process put its changes, by tag."""
         seen = self._seen
-        self._seen = {}
-        for offset, row in document.rows.items():
-            at = (offset, row.tag)
-            self._seen[at] = seen[at] if at in seen else own.get(row.tag, now)
+        tags = {row.tag for row in document.rows.values()}
+        self._seen = {tag: seen[tag] if tag in seen else own.get(tag, now) for tag in tags}
 
-    def due(self, offset: int, row: JobRow) -> float:
+    def due(self, row: JobRow) -> float:
         """Return when the lease is over, or the job may be delivered."""
-        return self._seen[offset, row.tag] + row.wait_ms / 1000
+        return self._seen[row.tag] + row.wait_ms / 1000
 
     def next_due(self, document: GroupDocument, now: float) -> float | None:
         """Return the first moment after ``now`` at which a job may be delivered; None for never."""
-        dues = (self.due(offset, row) for offset, row in document.rows.items())
+        waits = {(row.tag, row.wait_ms) for row in document.rows.values()}
+        dues = (self._seen[tag] + wait_ms / 1000 for tag, wait_ms in waits)
         return min((due for due in dues if due > now), default=None)
 
 
@@ -68,8 +72,12 @@ class StoredJob(OpenJob):
     """As the document has it, or is to have it."""
 
 
-class GroupTurn(JobTable[StoredJob]):
-    """Makes the next document of the newest one. The caller puts it, or makes another turn of a newer one."""
+class GroupTurn:
+    """Makes the next document of the newest one. The caller puts it, or makes another turn of a newer one.
+
+    To settle a job is to leave its row out. Everything else goes by the table of all jobs, which is made of
+    the rows for the first call that needs it: that takes long if there are many.
+    """
 
     def __init__(
         self,
@@ -81,47 +89,56 @@ class GroupTurn(JobTable[StoredJob]):
         now: float,
     ) -> None:
         """``sight`` has seen the document."""
-        super().__init__(settings, document.position)
         self._document = document
+        self._sight = sight
+        self._settings = settings
         self._tag = tag
         self._now = now
         self._lease_ms = max(1, round(settings.ack_wait_seconds * 1000))
         self._has_changed = False
-        for offset, row in document.rows.items():
-            waits = row.is_leased or row.wait_ms
-            self._add_row(offset, row, sight.due(offset, row) if waits else None)
+        self._left: dict[int, JobRow] | None = None
+        """The rows that are not settled, once one is."""
+        self._all: JobTable[StoredJob] | None = None
 
     def made(self) -> GroupDocument | None:
         """Return the changed document; None if nothing has changed."""
-        if not self._has_changed and self.position == self._document.position:
+        position, rows = self._document.position, self._rows
+        if self._all is not None:
+            position = self._all.position
+            rows = {offset: job.row for offset, job in self._all.jobs.items()}
+        if not self._has_changed and position == self._document.position:
             return None
-        rows = {offset: job.row for offset, job in self.jobs.items()}
-        return replace(self._document, tag=self._tag, position=self.position, rows=rows)
+        return replace(self._document, tag=self._tag, position=position, rows=rows)
 
     def settle(self, offset: int) -> None:
         """Settle a job, whoever has it; nothing happens if it is settled."""
-        if self.remove(offset) is not None:
+        if self._all is not None:
+            self._has_changed |= self._all.remove(offset) is not None
+        elif offset in self._rows:
+            if self._left is None:
+                self._left = dict(self._document.rows)
+            del self._left[offset]
             self._has_changed = True
 
     def give_back(self, lease: Lease, delay_seconds: float) -> None:
         """End a lease early; nothing happens if the job is another's by now."""
         if (job := self._held(lease)) is not None:
             wait_ms = round(delay_seconds * 1000)
-            self.end_lease(job, self._now + wait_ms / 1000)
+            self._table.end_lease(job, self._now + wait_ms / 1000)
             self._write(job, wait_ms)
             lease.tags.discard(self._tag)
 
     def revoke(self, lease: Lease) -> None:
         """Undo a lease that no member learned of, or began: it was no delivery."""
         if (job := self._held(lease)) is not None:
-            self.undo(job, self._now)
+            self._table.undo(job, self._now)
             self._write(job, 0)
             lease.tags.discard(self._tag)
 
     def extend(self, lease: Lease) -> bool:
         """Begin a lease anew; False if it is over."""
         job = self._held(lease)
-        if job is None or not self.renew(job, self._now):
+        if job is None or not self._table.renew(job, self._now):
             return False
         self._write(job, self._lease_ms)
         lease.tags.add(self._tag)
@@ -131,12 +148,12 @@ class GroupTurn(JobTable[StoredJob]):
         """Return leases of changes with these tags, of jobs and of those to bury, but for those held."""
         found: list[Lease] = []
         buried: list[Lease] = []
-        for offset, job in self.jobs.items():
+        for offset, job in self._table.jobs.items():
             if job.row.tag not in tags or not job.is_leased or offset in held:
                 continue
             if job.due is not None and job.due > self._now:
                 lease = Lease(offset, job.deliveries, {job.row.tag})
-                (buried if self.is_spent(job.deliveries - 1) else found).append(lease)
+                (buried if self._table.is_spent(job.deliveries - 1) else found).append(lease)
         return found, buried
 
     def take(
@@ -148,37 +165,45 @@ class GroupTurn(JobTable[StoredJob]):
         jobs. What was delivered too often is leased to this process, which makes a dead letter of it.
         """
         taken: list[Lease] = []
+        table = self._table
         self._take_ready(taken, most)
         for record in fresh:
-            if len(taken) >= most or not self.may_lease or self.is_full:
+            if len(taken) >= most or not table.may_lease or table.is_full:
                 break
-            if record.offset >= self.position:
+            if record.offset >= table.position:
                 row = JobRow(0, is_leased=False, wait_ms=0, tag=self._tag, key=self._key(record))
-                self._add_row(record.offset, row, None)
-                self.position = record.offset + 1
+                table.add(_job_of(record.offset, row, None))
+                table.position = record.offset + 1
                 self._take_ready(taken, most)
         else:
-            if len(taken) < most and self.may_lease:
-                self.position = max(self.position, limit)
+            if len(taken) < most and table.may_lease:
+                table.position = max(table.position, limit)
         spent: list[Lease] = []
-        while self.dead:
-            job = self.dead.popleft()
-            if job.offset in self.jobs:
-                self.lease(job, self._now)
+        while table.dead:
+            job = table.dead.popleft()
+            if job.offset in table.jobs:
+                table.lease(job, self._now)
                 spent.append(self._leased(job))
         return taken, spent
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _add_row(self, offset: int, row: JobRow, due: float | None) -> None:
-        job = StoredJob(
-            offset, row.deliveries, is_leased=row.is_leased, due=due, key=row.key or None
-        )
-        job.row = row
-        self.add(job)
+    @property
+    def _rows(self) -> Mapping[int, JobRow]:
+        """Those of the table, before it is made."""
+        return self._document.rows if self._left is None else self._left
+
+    @property
+    def _table(self) -> JobTable[StoredJob]:
+        if self._all is None:
+            self._all = JobTable(self._settings, self._document.position)
+            for offset, row in self._rows.items():
+                waits = row.is_leased or row.wait_ms
+                self._all.add(_job_of(offset, row, self._sight.due(row) if waits else None))
+        return self._all
 
     def _take_ready(self, taken: list[Lease], most: int) -> None:
-        while len(taken) < most and (job := self.lease_next(self._now)) is not None:
+        while len(taken) < most and (job := self._table.lease_next(self._now)) is not None:
             taken.append(self._leased(job))
 
     def _leased(self, job: StoredJob) -> Lease:
@@ -187,7 +212,7 @@ class GroupTurn(JobTable[StoredJob]):
 
     def _held(self, lease: Lease) -> StoredJob | None:
         """Return the job of a lease, if the lease is not another's by now."""
-        job = self.jobs.get(lease.offset)
+        job = self._table.jobs.get(lease.offset)
         return job if job is not None and job.row.tag in lease.tags else None
 
     def _write(self, job: StoredJob, wait_ms: int) -> None:
@@ -198,3 +223,9 @@ class GroupTurn(JobTable[StoredJob]):
         if not self._document.is_ordered or record.key is None:
             return 0
         return 1 + crc32c(record.key)
+
+
+def _job_of(offset: int, row: JobRow, due: float | None) -> StoredJob:
+    job = StoredJob(offset, row.deliveries, is_leased=row.is_leased, due=due, key=row.key or None)
+    job.row = row
+    return job

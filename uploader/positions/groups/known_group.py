@@ -61,7 +61,7 @@ class KnownGroup:
             if offset in rows and rows[offset].tag in lease.tags
         }
         # A change that is not in it, and was to replace another one, never happens.
-        tags = {row.tag for row in rows.values()}
+        tags = self.sight.tags
         self._lost = {tag: at for tag, at in self._lost.items() if tag in tags or at == etag}
         for offset, lease in self.leased.items():
             # Not those of changes that never happened.

@@ -107,8 +107,11 @@ class GroupCoordinator(SharedGroup):
         super().__init__(name, settings, clock)
         self.number = number
         """Of the groups that were in use since the log was opened; another one after it was deleted."""
-        self._before = None if before is None else before.retire()
-        self._is_replaced = False
+        self._before = None if before is None else before.retire(self)
+        self._after: GroupCoordinator | None = None
+        """The group with the options that came after."""
+        self._delays: dict[int, float] = {}
+        """As of :meth:`GroupState.delays`, from the group before, until this one is loaded."""
         self._log = log
         self._journal = journal
         self._cursor: Cursor | None = None
@@ -161,12 +164,16 @@ class GroupCoordinator(SharedGroup):
         state.pass_time(self._clock.monotonic())
         return not state.leased
 
-    def retire(self) -> asyncio.Task[None]:
-        """End the group in favour of one with other options; nobody is there."""
+    def retire(self, after: GroupCoordinator) -> asyncio.Task[dict[int, float]]:
+        """End the group in favour of ``after``, with other options; nobody is there. Returns its delays."""
         if self._failure is None:
             self._failure = self._ended("has other options by now")
-            self._is_replaced = True
-        return start_task(self.aclose(), name=f"walstore end of group {self.name}")
+            self._after = after
+        return start_task(self._hand_over(), name=f"walstore end of group {self.name}")
+
+    async def _hand_over(self) -> dict[int, float]:
+        await self.aclose()
+        return self._delays if self._state is None else self._state.delays()
 
     async def open(self, member: bytes = b"", *, via: object = None) -> None:
         """Let a member in, over a connection or of this process; raises as :meth:`load`."""
@@ -198,7 +205,8 @@ class GroupCoordinator(SharedGroup):
         self._letters = max(found.letters, last)
         position = max(found.position, self._cursor.position)
         self._reader = self._log.reader(position, stream=self.settings.stream, follow=True)
-        return GroupState(self.settings, position, found, self._clock.monotonic()), found
+        now = self._clock.monotonic()
+        return GroupState(self.settings, position, found, now, delays=self._delays), found
 
     async def _wait_before(self) -> None:
         """Return when the group with the options before has ended: its journal and cursor are free."""
@@ -206,6 +214,8 @@ class GroupCoordinator(SharedGroup):
             await asyncio.wait([self._before])
             if (error := self._before.exception()) is not None:
                 logger.warning("group %s was not closed in order: %s", self.name, error)
+            else:
+                self._delays = self._before.result()
             self._before = None
 
     async def end(self) -> None:
@@ -234,7 +244,7 @@ class GroupCoordinator(SharedGroup):
         self._changed.set()
         if self._cursor is not None and self._state is not None:
             try:
-                if self._is_replaced:  # leases that ended early are no longer ones
+                if self._after is not None:  # leases that ended early are no longer ones
                     await self._try_rewrite()
                 await self._save(self._state, self._cursor)
             except WalError:
@@ -316,8 +326,14 @@ class GroupCoordinator(SharedGroup):
         """Settle jobs; durable when this returns. Nothing happens to those that were settled before.
 
         Many are settled a part at a time, the rest at once if this is cancelled. OffsetNotWrittenError, and
-        none is settled, if one of them is no offset of a job.
+        none is settled, if one of them is no offset of a job. Once the group has other options, the group
+        with these does it.
         """
+        if self._after is not None:
+            await self._after.settle(offsets)
+            return
+        if self._state is None:
+            await self.load()
         state = self._entered()
         jobs = OffsetRange(state.floor, self._log.visible_limit)
         ordered = sorted(offsets)  # neighbours take less room where they are kept

@@ -117,15 +117,20 @@ class OwnedGroups(GroupMixin):
     async def _find_group(self, name: str, settings: GroupSettings) -> GroupBackend:
         return self.coordinator(name, settings)
 
-    def coordinator(self, name: str, settings: GroupSettings) -> GroupCoordinator:
-        """Not for callers: return the group itself, for its members and a server."""
+    def coordinator(
+        self, name: str, settings: GroupSettings, *, enters: bool = True
+    ) -> GroupCoordinator:
+        """Not for callers: return the group itself, for its members and a server.
+
+        Unless a member ``enters``, the group in use keeps its options, which may have changed meanwhile.
+        """
         parts = self._group_parts()
         if name in self._doomed:
             raise WalClosedError(f"the group {name!r} is being deleted; try again")
         if self._groups is None:
             self._groups = {}
         found = self._groups.get(name)
-        if found is not None and found.is_kept(settings):
+        if found is not None and (not enters or found.is_kept(settings)):
             return found
         log = cast(GroupLog, self)
         journal = (

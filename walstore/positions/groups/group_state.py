@@ -7,7 +7,7 @@ which connection.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from math import inf
 from operator import attrgetter
@@ -50,10 +50,13 @@ class GroupState(JobTable[MemberJob]):
         position: int,
         found: Remembered | None = None,
         now: float = 0,
+        *,
+        delays: Mapping[int, float] | None = None,
     ) -> None:
         """Continue at ``position``, below which all is settled, with what was found in the journal.
 
-        Members that may be alive have the jobs that they had then, as if their leases began ``now``.
+        Members that may be alive have the jobs that they had then, as if their leases began ``now``. The
+        ``delays`` are those of a state before, which the journal does not contain.
         """
         super().__init__(settings, position)
         found = found or Remembered(position)
@@ -70,6 +73,15 @@ class GroupState(JobTable[MemberJob]):
         for offset in found.away & self._unread.keys():
             job = self._unread[offset]
             job.is_leased, job.is_away, job.due = True, True, now + settings.ack_wait_seconds
+        for offset, due in (delays or {}).items():
+            if offset in self._unread:
+                job = self._unread[offset]
+                job.is_leased, job.due = False, due
+
+    def delays(self) -> dict[int, float]:
+        """Return when jobs are due that were given back for later."""
+        waiting = (*self._unread.values(), *self.jobs.values())
+        return {job.offset: job.due for job in waiting if job.due is not None and not job.is_leased}
 
     def remembered(self) -> Remembered:
         """Return what a later owner has to know of the jobs."""

@@ -9,10 +9,13 @@ from itertools import count
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from uploader.format.group_document import GroupDocument, JobRow
 from uploader.positions.groups.group_turn import GroupTurn, Lease, Sight
 from walstore.positions.groups.group_settings import GroupSettings
+from walstore.positions.groups.job_table import JobTable
 from walstore.records import Record
 
 _TAGS = count(1)
@@ -78,7 +81,7 @@ def test_a_lease_counts_from_before_its_change_was_asked_for() -> None:
     document, _, _ = program.take(empty(), 0.0, 1, records(None))
     sight = Sight()
     sight.look(document, 4.0, {document.tag: 0.0})
-    assert sight.due(1, document.rows[1]) == 10.0
+    assert sight.due(document.rows[1]) == 10.0
 
 
 @pytest.mark.parametrize("most", [1, 3])
@@ -159,7 +162,66 @@ def test_rows_are_compared_by_their_change() -> None:
     sight = Sight()
     sight.look(empty(position=9, rows={7: row}), 0.0, {})
     sight.look(empty(position=9, rows={7: row}), 0.5, {})
-    assert sight.due(7, row) == 1.0
+    assert sight.due(row) == 1.0
     later = row._replace(tag="a-2")
     sight.look(empty(position=9, rows={7: later}), 0.5, {})
-    assert sight.due(7, later) == 1.5
+    assert sight.due(later) == 1.5
+
+
+# -- what a change costs ----------------------------------------------------------------------
+
+
+def test_to_settle_does_not_make_a_table_of_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {at: JobRow(1, is_leased=True, wait_ms=9, tag="t-0", key=0) for at in range(1, 5001)}
+    document, added = empty(position=5001, rows=rows), 0
+    add = JobTable.add
+
+    def counted(self: JobTable[Any], job: Any) -> None:
+        nonlocal added
+        added += 1
+        add(self, job)
+
+    monkeypatch.setattr(JobTable, "add", counted)
+    turn = Program().turn(document, 0.0)
+    for offset in (7, 4000, 7, 9999):
+        turn.settle(offset)
+    made = turn.made()
+    assert made is not None
+    assert made.rows == {at: row for at, row in rows.items() if at not in {7, 4000}}
+    assert (len(document.rows), added) == (5000, 0)
+    turn.take(1, [], 5001)
+    assert added == 4998
+
+
+ROWS = st.dictionaries(
+    st.integers(1, 12),
+    st.builds(
+        JobRow,
+        deliveries=st.integers(0, 3),
+        is_leased=st.booleans(),
+        wait_ms=st.sampled_from((0, 4000)),
+        tag=st.sampled_from(("t-0", "t-00")),
+        key=st.integers(0, 2),
+    ),
+)
+
+
+@given(rows=ROWS, settled=st.lists(st.integers(1, 14)), now=st.sampled_from((0.0, 5.0)))
+def test_a_turn_is_the_same_whether_its_table_is_made_before_or_after_jobs_are_settled(
+    rows: dict[int, JobRow], settled: list[int], now: float
+) -> None:
+    document = empty(position=13, rows=dict(sorted(rows.items())), is_ordered=True)
+    found: list[object] = []
+    for is_first in (False, True):
+        sight = Sight()
+        sight.look(document, 0.0, {})
+        settings = GroupSettings(max_deliver=3, max_ack_pending=4)
+        turn = GroupTurn(document, sight, settings, tag="new", now=now)
+        if is_first:
+            assert turn.find((), ()) == ([], [])
+        for offset in settled:
+            turn.settle(offset)
+        made = turn.made()
+        taken, spent = turn.take(5, records(b"a", None, first=13), 15)
+        found.append((made, pairs(taken), pairs(spent), turn.made()))
+    assert found[0] == found[1]
