@@ -226,7 +226,7 @@ class CursorObjects(Owned):
 
     async def _settle(self, found: CloudCursor) -> None:
         """End a change that another call left unchecked."""
-        head = (await self._kept()).head
+        head = (await self._kept())[0].head
         if found.position >= head:
             await self._put(found.etag, found.checked())
         else:
@@ -262,23 +262,28 @@ class CursorObjects(Owned):
         settled the change meanwhile, or made its own: then only the object shows the outcome of this one,
         since what was found here may be older than what that program found.
         """
-        kept = await self._kept()
+        kept, is_pending = await self._kept()
         if made.position >= kept.head:
             return await self._put(made.etag, made.checked())
         if not await self._undo(made, kept.head):
             return None
-        raise kept.trimmed(
-            made.position, f"what cursor {made.name!r} asks for is being collected, or was"
-        )
+        why = f"what cursor {made.name!r} asks for was collected"
+        if is_pending:
+            why = (
+                f"what cursor {made.name!r} asks for is being collected: begin at {kept.head}, or try again "
+                "when the collection is done; if none runs, one was interrupted: "
+                f"'walstore gc apply {self.url} --confirm' ends it"
+            )
+        raise kept.trimmed(made.position, why)
 
-    async def _kept(self) -> OffsetRange:
-        """Return the offsets that no announced collection takes.
+    async def _kept(self) -> tuple[OffsetRange, bool]:
+        """Return the offsets that no announced collection takes, and whether there is one to be carried out.
 
         Reads the announcement first, then the manifest, which shows a collection carried out in between.
         """
         head = await announced_head(self._store)
-        manifest = await self.newest()
-        return OffsetRange(max(head, manifest.oldest_offset), manifest.next_offset)
+        offsets = (await self.newest()).offsets
+        return OffsetRange(max(head, offsets.head), offsets.tail), head > offsets.head
 
     async def _undo(self, made: CloudCursor, head: int) -> bool:
         """Put back what was there before; False if another program has changed it since."""

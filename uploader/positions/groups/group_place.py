@@ -157,6 +157,7 @@ async def find_or_make(
     ``make_tag`` names a group that is made, ``next_tag`` each change. ``check`` is called between attempts,
     and raises once nobody wants the group any more. Raises as :meth:`uploader.CloudLog.group`.
     """
+    refused = 0
     while True:
         check()
         found = await place.load(name)
@@ -181,8 +182,10 @@ async def find_or_make(
             if not is_new:
                 raise jobs_trimmed(name, error) from error
             await remove(place, name, next_tag(), only=document.made)
-            if settings.start != "earliest":
-                raise
+            refused += 1
+            if settings.start != "earliest" or refused >= place.retry.attempts:
+                raise  # also if the collection was interrupted
+            await place.retry.clock.sleep(place.retry.wait_seconds(refused))
             continue
         again = await place.load(name)
         if again.value and not again.value.is_removed and again.value.made == document.made:

@@ -2,6 +2,10 @@
 
 A fence is a register with a different value for each takeover. Appends through it expect that value, so
 an append after another takeover is refused when it would get its offset, however late that is.
+
+The number counts on from the value of the register. If the register is removed by hand, all appends of the
+fence are refused, but the numbers begin again at 1: an earlier fence of the same owner, with that number, would
+then hold. The register of a fence cannot be distinguished from others, so its removal is not refused.
 """
 
 from __future__ import annotations
@@ -27,7 +31,10 @@ class Fence(Owned):
         self.register = register
         """Register that contains the fence."""
         self.token = token
-        """Its value while this fence holds: a number that grows with each takeover, and the owner."""
+        """Its value while this fence holds: a number that grows with each takeover, and the owner.
+
+        It begins again at 1 if the register is removed by hand; leave that to no program.
+        """
 
     @property
     def holds(self) -> bool:

@@ -429,13 +429,15 @@ async def test_a_new_cursor_below_an_announced_collection(place: Place, position
     with pytest.raises(OffsetTrimmedError) as told:
         await place.cursors.commit("billing", position)
     assert (told.value.requested, told.value.head) == (position, 21)
+    assert "begin at 21" in str(told.value)
+    assert f"'walstore gc apply {place.store.url} --confirm'" in str(told.value)
     assert await place.other.load("billing") is None
     assert (await place.cursors.commit("billing", 21)).position == 21
 
 
 async def test_a_new_cursor_below_the_head(place: Place) -> None:
     place.drop(21)
-    with pytest.raises(OffsetTrimmedError):
+    with pytest.raises(OffsetTrimmedError, match=r"was collected \("):
         await place.cursors.commit("billing", 20)
     assert await place.other.load("billing") is None
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from tests.cloud import FAST
 from tests.uploader.cloud_streams import put_log, put_records
 from tests.uploader.positions.groups.conftest import KEY, advance, opened
 from tests.waiting import until
 from uploader import CloudWriter
 from uploader.care.gc.collector import GarbageCollector
+from uploader.care.gc.garbage_plan import plan_garbage
 from uploader.format import layout
 from uploader.format.manifest import Manifest
 from uploader.stores.retry import RetryPolicy
@@ -256,6 +258,26 @@ async def test_a_deleted_group_ends_for_members_everywhere_and_begins_anew(store
         async with two.group("g") as again, one.group("g") as other:
             assert await take(again, 2) == [1, 2]
             assert await take(other, 1) == [3]
+
+
+async def test_a_new_group_at_what_an_interrupted_collection_takes_says_how_to_end_it(
+    store,
+) -> None:
+    """It tries again first, as one that runs is soon done; it leaves neither a group nor a cursor."""
+    await put_log(store, 3, lambda _: None)
+    async with opened(store) as log:
+        await log.refresh()
+        cut = plan_garbage(log.manifest, 11, {})
+        assert cut is not None
+        await store.inner.put_if_absent(layout.GARBAGE, cut.garbage.serialise())
+        before = store.count("put_if_absent").requests
+        with pytest.raises(OffsetTrimmedError, match="walstore gc apply"):
+            await asyncio.wait_for(log.group("g").__aenter__(), 20)
+        assert store.count("put_if_absent").requests - before <= 5 * FAST.attempts
+        assert await log.groups() == []
+        assert await log.cursors.list() == []
+        async with log.group("g", start=11) as group:
+            assert await take(group, 1) == [11]
 
 
 async def test_bad_input(store) -> None:
