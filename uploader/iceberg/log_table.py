@@ -39,6 +39,7 @@ from walstore.core.validation.arguments import as_int, as_seconds
 from walstore.errors import (
     ContentionError,
     CorruptionError,
+    CursorMovedError,
     InvalidSettingsError,
     OffsetTrimmedError,
     OutcomeUnknownError,
@@ -303,8 +304,7 @@ class LogTable:
                 is_strict=self._is_strict,
                 worker=self._worker,
             )
-            with suppress(ValueError):  # another program has moved it further
-                await self._log.cursors.commit(_cursor_name(table), reached)
+            await self._advance(_cursor_name(table), reached)
         else:
             await self._log.put_inline()
             paths = [f"{self._prefix}/{entry.path}" for entry in entries]
@@ -369,8 +369,7 @@ class LogTable:
             await self._on_thread(
                 partial(table.commit, partial(_drop_files, table, done.start), left)
             )
-        with suppress(ValueError):  # another release has moved it further
-            await self._log.cursors.commit(_cursor_name(table), done.start)
+        await self._advance(_cursor_name(table), done.start)
         return done
 
     @property
@@ -397,12 +396,18 @@ class LogTable:
         It only ever stands too early: it moves on after the commit that released rows, and back at once
         if the table was rolled back to a snapshot that has them. OffsetTrimmedError if they are collected.
         """
-        try:
-            await self._log.cursors.commit(name, start)
-        except InvalidSettingsError:
-            raise
-        except ValueError:  # it is further on
-            await self._log.cursors.rewind(name, start)
+        while True:
+            cursor = await self._log.cursor(name, start=start)
+            with suppress(CursorMovedError):  # by another program, since
+                await cursor.rewind(start)
+                return
+
+    async def _advance(self, name: str, position: int) -> None:
+        """Move the cursor forward, unless another program has moved it."""
+        cursor = await self._log.cursor(name, start=position)
+        if cursor.position < position:
+            with suppress(CursorMovedError):
+                await cursor.commit(position)
 
     def _check_reach(self, limit: int) -> None:
         if limit > self._log.tail:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from walstore import CursorInfo, RemoteWal
+from walstore import Cursor, CursorInfo, RemoteWal
 from walstore.cli.errors import UsageError
 from walstore.cli.location import connect_to, to_directory
 from walstore.cli.options import AnyLocation, Confirm, option
@@ -19,7 +19,7 @@ from walstore.core.files.locks import this_process
 from walstore.core.files.log_files import LogSnapshot
 from walstore.core.offset_range import OffsetRange
 from walstore.core.runtime.clock import SystemClock
-from walstore.errors import CorruptionError, LogNotFoundError
+from walstore.errors import CorruptionError, LogNotFoundError, OffsetTrimmedError
 from walstore.location import is_address, is_url
 from walstore.positions.cursor_state import TAG_BYTES, CursorState, check_name
 from walstore.positions.cursors.directory import hold_cursors
@@ -289,10 +289,19 @@ class _StoredCursors:
         """Set a cursor, for some time or for good; remove one that can be read if ``offset`` is None."""
         if offset is None:
             await self._cursors.delete(name)
-        elif lease_seconds is None:
-            await self._cursors.rewind(name, offset)
         else:
-            await self._cursors.pin(name, offset, seconds=lease_seconds)
+            await (await self._open(name, offset, lease_seconds)).rewind(offset)
+
+    async def _open(self, name: str, offset: int, lease_seconds: float | None) -> Cursor:
+        try:
+            return await self._cursors.open(name, start=offset, lease_seconds=lease_seconds)
+        except OffsetTrimmedError:
+            found = await self._cursors.load(name)
+            if found is None or found.position >= offset:
+                raise
+            # A pin that is over, and what it kept is collected: it is made anew.
+            await self._cursors.delete(name)
+            return await self._cursors.open(name, start=offset, lease_seconds=lease_seconds)
 
     async def remove_damaged(
         self, name: str, error: CorruptionError, *, is_confirmed: bool

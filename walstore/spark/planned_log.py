@@ -39,7 +39,7 @@ from walstore.spark.partitions import (
     cut_file,
     group,
 )
-from walstore.spark.streaming.log_cursors import StoreCursor
+from walstore.spark.streaming.log_cursor import LogCursor
 
 StoreOpener = Callable[[str], ObjectStore]
 """Opens the store at a URL."""
@@ -125,11 +125,11 @@ class StoreLog:
         """The log; None if it has no manifest yet."""
         return self._log
 
-    def cursor(self, name: str) -> StoreCursor:
+    def cursor(self, name: str) -> LogCursor:
         """Return a cursor of the log, which need not exist yet; makes no request."""
         if self.stored is None:
-            return StoreCursor.without_log(self.open_store(), name)
-        return StoreCursor(self.stored.cursors, name)
+            return LogCursor.without_log(self.open_store(), name)
+        return LogCursor.of_store(self.stored.cursors, name)
 
     @property
     def head(self) -> int:

@@ -44,6 +44,7 @@ from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.core.runtime.threads import Worker
 from walstore.errors import CorruptionError, OffsetTrimmedError
+from walstore.positions.cursor import Cursor
 
 _HOLD_SECONDS: Final = 86_400.0
 _RENEW_SECONDS: Final = 3_600.0
@@ -60,6 +61,7 @@ class ForkPin:
         self._prefix = f"fork_{hashlib.sha256(target_url.encode()).hexdigest()[:16]}_"
         self._name = self._prefix + secrets.token_hex(8)
         self._held_at = 0.0
+        self._pin: Cursor | None = None
         self._cursors = CloudCursors(
             source.store,
             newest=self._newest,
@@ -79,7 +81,10 @@ class ForkPin:
         position = max(layout.FIRST_OFFSET, self._source.root.manifest.oldest_offset)
         while True:
             try:
-                await self._cursors.pin(self._name, position, seconds=_HOLD_SECONDS)
+                self._pin = await self._cursors.open(
+                    self._name, start=position, lease_seconds=_HOLD_SECONDS
+                )
+                await self._pin.rewind(position)
             except OffsetTrimmedError as error:
                 if start is not None and start < error.head:
                     await self.release()
@@ -92,8 +97,9 @@ class ForkPin:
 
     async def renew(self) -> None:
         """Renew the pin for another day, if an hour has passed."""
+        assert self._pin is not None
         if self._source.clock.monotonic() - self._held_at >= _RENEW_SECONDS:
-            await self._cursors.renew(self._name, seconds=_HOLD_SECONDS)
+            await self._pin.renew()
             self._held_at = self._source.clock.monotonic()
 
     async def release(self) -> None:

@@ -289,7 +289,7 @@ class DirtyLog(Owned):
         async with self._rolling:
             cursor = await self._cursors.load(_CURSOR)
             if cursor is None:
-                cursor = await self._cursors.commit(_CURSOR, (await self._newest()).oldest_offset)
+                cursor = await self._cursors.move(_CURSOR, (await self._newest()).oldest_offset)
             markers, known, end = await self._read(cursor)
             kept = [rest for dirty in known.values() if (rest := _rest(dirty, compacted))]
             position = cursor.position
@@ -298,7 +298,7 @@ class DirtyLog(Owned):
                     part = kept[low : low + _MARKERS_AT_ONCE]
                     await self._writer.append_many([dirty.serialise() for dirty in part])
                 if end > position:
-                    await self._cursors.commit(_CURSOR, end, seen=cursor)
+                    await self._cursors.move(_CURSOR, end, seen=cursor)
                     position = end
             return RolledUp(markers=markers, logs=len(known), kept=len(kept), position=position)
 

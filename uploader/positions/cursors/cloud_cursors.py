@@ -2,7 +2,7 @@
 
 :class:`uploader.positions.cursors.cursor_objects.CursorObjects` has the objects. A handle, made by
 :meth:`CloudCursors.open`, asks for its changes by the rule of all cursors, as the cursors of a
-:class:`walstore.Wal` do; the other methods name the cursor instead.
+:class:`walstore.Wal` do. The methods that name the cursor instead are older, and live for one version more.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.core.files.locks import this_process
 from walstore.core.ports import Clock
+from walstore.core.runtime.old_names import warn_old
 from walstore.core.runtime.threads import Worker
 from walstore.errors import CursorMovedError, InvalidSettingsError
 from walstore.positions.cursor import Cursor
@@ -83,10 +84,11 @@ class CloudCursors(CursorObjects):
         return await self._handles.open(name, start=start, lease_seconds=lease_seconds)
 
     async def create(self, name: str, position: int) -> CloudCursor:
-        """Return the cursor of that name, creating it at ``position`` if needed; durable when it returns.
+        """Old: return the cursor of that name, creating it at ``position`` if needed; durable by then.
 
         Errors as :meth:`commit`.
         """
+        warn_old("CloudCursors.create(name, position) is open(name, start=position) now")
         offsets = await self.offsets(position)
 
         def make(found: CloudCursor | None) -> CloudCursor:
@@ -97,7 +99,7 @@ class CloudCursors(CursorObjects):
     async def commit(
         self, name: str, position: int, *, seen: CloudCursor | None = None
     ) -> CloudCursor:
-        """Move a cursor forward to ``position``, or create it there; durable when it returns.
+        """Old: move a cursor forward to ``position``, or create it there; durable when it returns.
 
         ``position`` is the offset of the next record that its reader wants, 1 or more. With ``seen``, only
         if no other program moved it since. A pin keeps its expiry. ValueError if the cursor is already
@@ -107,28 +109,38 @@ class CloudCursors(CursorObjects):
         LogNotFoundError if the log was destroyed.
         OutcomeUnknownError if the store does not report the outcome; call again.
         """
-        return await self._move(name, position, seen=seen)
+        warn_old(
+            "CloudCursors.commit() is (await cursors.open(name, start=position)).commit(position) now"
+        )
+        return await self.move(name, position, seen=seen)
 
     async def rewind(
         self, name: str, position: int, *, seen: CloudCursor | None = None
     ) -> CloudCursor:
-        """Move a cursor to ``position``, forward or back. Otherwise as :meth:`commit`."""
-        return await self._move(name, position, seen=seen, is_rewind=True)
+        """Old: move a cursor to ``position``, forward or back. Otherwise as :meth:`commit`."""
+        warn_old(
+            "CloudCursors.rewind() is (await cursors.open(name, start=position)).rewind(position) now"
+        )
+        return await self.move(name, position, seen=seen, is_rewind=True)
 
     async def pin(self, name: str, position: int, *, seconds: float) -> CloudCursor:
-        """Keep everything from ``position`` on for ``seconds`` from now; more than 0, at most 100 years.
+        """Old: keep everything from ``position`` on for ``seconds`` from now; more than 0, at most 100 years.
 
         Creates the pin, or moves it forward or back. InvalidSettingsError if there is a cursor of that
         name that is not a pin; otherwise as :meth:`commit`.
         """
-        return await self._move(name, position, expires_us=self._expiry(seconds), is_rewind=True)
+        warn_old("CloudCursors.pin() is open(name, start=position, lease_seconds=seconds) now")
+        return await self.move(name, position, expires_us=self._expiry(seconds), is_rewind=True)
 
     async def renew(self, name: str, *, seconds: float) -> CloudCursor:
-        """Let a pin hold for ``seconds`` from now, at its position.
+        """Old: let a pin hold for ``seconds`` from now, at its position.
 
         CursorMovedError if it is gone; InvalidSettingsError if it is not a pin; OffsetTrimmedError if it had
         expired and its records were collected. Otherwise as :meth:`commit`.
         """
+        warn_old(
+            "CloudCursors.renew() is (await cursors.open(name, lease_seconds=seconds)).renew() now"
+        )
         expires_us = self._expiry(seconds)
 
         def make(found: CloudCursor | None) -> CloudCursor:
@@ -148,12 +160,7 @@ class CloudCursors(CursorObjects):
     def _handles(self) -> ObjectBackend:
         return ObjectBackend(self)
 
-    # -- inside ------------------------------------------------------------------------------
-
-    def _expiry(self, seconds: float) -> int:
-        return self.clock.now_us() + hold_us(seconds)
-
-    async def _move(
+    async def move(
         self,
         name: str,
         position: int,
@@ -162,6 +169,7 @@ class CloudCursors(CursorObjects):
         expires_us: int | None = None,
         is_rewind: bool = False,
     ) -> CloudCursor:
+        """Not for callers: move a cursor by its name, as :meth:`commit`; handles are for everybody else."""
         if seen is not None and not isinstance(seen, CloudCursor):
             raise TypeError(f"seen must be a CloudCursor, not {type(seen).__name__}")
         offsets = await self.offsets(position)
@@ -182,6 +190,11 @@ class CloudCursors(CursorObjects):
             return self.new(name, position, offsets, expires_us=kept_us)
 
         return await self.swap(name, make)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _expiry(self, seconds: float) -> int:
+        return self.clock.now_us() + hold_us(seconds)
 
     def _signed(self, found: CloudCursor, expires_us: int) -> CloudCursor:
         now_us = self.clock.now_us()

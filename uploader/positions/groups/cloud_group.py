@@ -147,7 +147,7 @@ class CloudGroup(SharedGroup):
             self._check_unfailed()
             if self._known.made is not None:
                 return
-            found = await find_or_make(
+            found, cursor = await find_or_make(
                 self._place,
                 self.name,
                 self.settings,
@@ -159,7 +159,7 @@ class CloudGroup(SharedGroup):
             self._check_unfailed()
             self.check_kind(document)
             self._known.made = document.made
-            self._cursor.begin(document)
+            self._cursor.begin(document, cursor)
             self._task.start(self._run(), f"walstore group {self.name}")
 
     def check_kind(self, document: GroupDocument) -> None:

@@ -21,6 +21,7 @@ from walstore.core.offset_range import OffsetRange
 from walstore.core.ports import Clock
 from walstore.core.read.reader import Reader
 from walstore.errors import CorruptionError, CursorMovedError, OffsetTrimmedError, WalError
+from walstore.positions.cursor import Cursor
 from walstore.positions.groups.group_settings import GroupSettings
 
 logger = logging.getLogger("walstore")
@@ -151,8 +152,8 @@ async def find_or_make(
     make_tag: Callable[[], str],
     next_tag: Callable[[], str],
     check: Callable[[], None],
-) -> StoredDocument[GroupDocument | None]:
-    """Return a group; it has a cursor at its floor, or behind it, by then.
+) -> tuple[StoredDocument[GroupDocument | None], Cursor]:
+    """Return a group, and its cursor, which is at its floor or behind it.
 
     ``make_tag`` names a group that is made, ``next_tag`` each change. ``check`` is called between attempts,
     and raises once nobody wants the group any more. Raises as :meth:`uploader.CloudLog.group`.
@@ -176,7 +177,7 @@ async def find_or_make(
                 continue
         await _check_position(place, name, document)
         try:
-            await place.cursors.create(cursor_of(name, document), document.floor)
+            cursor = await place.cursors.open(cursor_of(name, document), start=document.floor)
         except OffsetTrimmedError as error:
             # A collection came between the group and its cursor. Nobody has a job of a new group.
             if not is_new:
@@ -189,7 +190,7 @@ async def find_or_make(
             continue
         again = await place.load(name)
         if again.value and not again.value.is_removed and again.value.made == document.made:
-            return again
+            return again, cursor
         # It was deleted meanwhile, perhaps before it had this cursor.
         await remove_cursor(place, name, document)
 
@@ -240,9 +241,11 @@ class GroupCursor:
         self._saving = BackgroundTask[None]()
         self._saved = 0.0
         self._floor = 0
+        self._cursor: Cursor | None = None
 
-    def begin(self, document: GroupDocument) -> None:
+    def begin(self, document: GroupDocument, cursor: Cursor) -> None:
         """Go on where a document has its floor: the cursor is there, or behind it."""
+        self._cursor = cursor
         self._floor = document.floor
         self._saved = self._place.clock.monotonic()
 
@@ -262,13 +265,12 @@ class GroupCursor:
             await self._save(document)
 
     async def _save(self, document: GroupDocument) -> None:
-        cursors, name = self._place.cursors, cursor_of(self._name, document)
-        if document.floor <= self._floor:
+        cursor = self._cursor
+        if cursor is None or document.floor <= self._floor:
             return
         try:
-            seen = await cursors.load(name)
-            if seen is not None and seen.position < document.floor:
-                await cursors.commit(name, document.floor, seen=seen)
+            if await cursor.refresh() < document.floor:
+                await cursor.commit(document.floor)
             self._floor = document.floor
         except CursorMovedError:
             return  # by another member, or it is deleted with the group

@@ -143,7 +143,7 @@ class Soak:
         async with CloudLog.open(plan.url) as log:
             for role in plan.readers:
                 if role != "disk":
-                    await log.cursors.create(role, 1)
+                    await log.cursor(role, start=1)
 
     async def _keep(self, actor: Actor) -> None:
         """Give a role one life after another."""
@@ -187,10 +187,17 @@ class Soak:
                 return place
             try:
                 async with CloudLog.open(self._plan.url) as log:
-                    await log.cursors.pin(actor.role, place[0], seconds=_END_SECONDS)
+                    try:
+                        pin = await log.cursor(
+                            actor.role, start=place[0], lease_seconds=_END_SECONDS
+                        )
+                        await pin.rewind(place[0])
+                    except (
+                        OffsetTrimmedError
+                    ):  # the readers have gone on, perhaps beyond an old pin
+                        await log.cursors.delete(actor.role)
+                        continue
                     return place
-            except OffsetTrimmedError:  # the readers have gone on
-                continue
             except WalError as error:
                 if not child.may_pass(error):
                     raise

@@ -4,8 +4,8 @@ A fence is a register with a different value for each takeover. Appends through 
 an append after another takeover is refused when it would get its offset, however late that is.
 
 The number counts on from the value of the register. If the register is removed by hand, all appends of the
-fence are refused, but the numbers begin again at 1: an earlier fence of the same owner, with that number, would
-then hold. The register of a fence cannot be distinguished from others, so its removal is not refused.
+fence are refused, but the numbers begin again at 1: an earlier fence of the same owner, with that number,
+would then hold. The register of a fence cannot be distinguished from others, so its removal is not refused.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from walstore.spark.sidecar.landing import (
     Summary,
     check_not_beyond,
 )
-from walstore.spark.streaming.log_cursors import DirectoryCursor, StoreCursor
+from walstore.spark.streaming.log_cursor import LogCursor
 
 _ATTEMPTS: Final = 10
 
@@ -173,9 +173,9 @@ class CollectionLanding:
             self._held = {self._name: position}
 
 
-def _open_cursor(log: ReadonlyWal | CloudLog, name: str) -> StoreCursor | DirectoryCursor:
+def _open_cursor(log: ReadonlyWal | CloudLog, name: str) -> LogCursor:
     """Return a cursor where the records are read: in a directory, not in the tier that it ships to."""
     stored = log.cursors
     if isinstance(stored, CloudCursors):
-        return StoreCursor(stored, name)
-    return DirectoryCursor(cast(ReadonlyWal, log), None, name)
+        return LogCursor.of_store(stored, name)
+    return LogCursor.of_directory(cast(ReadonlyWal, log), None, name)

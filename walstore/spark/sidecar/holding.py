@@ -18,8 +18,8 @@ from walstore.spark.bounds import LogName, Offsets, show
 from walstore.spark.logs import NamedLog
 from walstore.spark.planned_log import StoreOpener
 from walstore.spark.sidecar.landing import check_not_beyond
-from walstore.spark.streaming.cursors import LogCursors
 from walstore.spark.streaming.poller import PolledLog, make_polled_log
+from walstore.spark.streaming.stream_cursors import StreamCursors
 
 _ATTEMPTS: Final = 10
 
@@ -33,7 +33,7 @@ class HeldLogs:
         self._name = cursor_name
         self._runner = SyncRunner()
         self._logs: dict[LogName, PolledLog] = {}
-        self._cursors = LogCursors(cursor_name, self._runner)
+        self._cursors = StreamCursors(cursor_name, self._runner)
         # Partitions without records: they have no manifest yet, so there is nothing to retain.
         self._unmade: set[LogName] = set()
 

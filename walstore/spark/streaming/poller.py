@@ -23,7 +23,7 @@ from walstore.spark.blocking import SyncRunner
 from walstore.spark.bounds import LogName, show
 from walstore.spark.logs import NamedLog
 from walstore.spark.planned_log import DirectoryLog, StoreLog, StoreOpener
-from walstore.spark.streaming.log_cursors import DirectoryCursor
+from walstore.spark.streaming.log_cursor import LogCursor
 
 
 class PolledDirectory:
@@ -82,10 +82,10 @@ class PolledDirectory:
         """Return a new snapshot of the directory, for a ``with`` block. Blocking: not on the event loop."""
         return closing(DirectoryLog(self._path, *self.name, use_tier=self._use_tier))
 
-    def cursor(self, name: str) -> DirectoryCursor:
+    def cursor(self, name: str) -> LogCursor:
         """Return a cursor of the log; call :meth:`refresh` first. Makes nothing yet."""
         with self.plan() as planned:
-            return DirectoryCursor(self.wal, planned.tier_url, name)
+            return LogCursor.of_directory(self.wal, planned.tier_url, name)
 
     async def aclose(self) -> None:
         """Release the thread and the file descriptors."""

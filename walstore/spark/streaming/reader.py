@@ -24,9 +24,9 @@ from walstore.spark.options import StreamOptions, moves
 from walstore.spark.planned_log import StoreOpener
 from walstore.spark.rows import Projection
 from walstore.spark.streaming.admission import budget_of, check_limits, default_limit
-from walstore.spark.streaming.cursors import LogCursors, initial_offsets
 from walstore.spark.streaming.micro_batch import MicroBatches
 from walstore.spark.streaming.poller import Poller, make_polled_log
+from walstore.spark.streaming.stream_cursors import StreamCursors, initial_offsets
 from walstore.spark.task import read_rows
 
 logger = logging.getLogger("walstore.spark")
@@ -55,7 +55,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._clock = clock or SystemClock()
         self._open_store = open_store
         self._poller: Poller | None = None
-        self._cursors: LogCursors | None = None
+        self._cursors: StreamCursors | None = None
         self._initial: dict[LogName, int] | None = None
         self._target: dict[LogName, int] | None = None
         self._is_resumed = False
@@ -172,7 +172,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 min_partitions=options.min_partitions,
             )
             if options.cursor is not None:
-                self._cursors = LogCursors(options.cursor, self._poller.runner)
+                self._cursors = StreamCursors(options.cursor, self._poller.runner)
         return self._poller
 
     def _resolve_first(self) -> None:

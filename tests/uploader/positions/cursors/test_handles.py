@@ -133,3 +133,17 @@ async def test_the_shortest_lease_is_one(two) -> None:
     assert cursor.lease_seconds == 1e-6
     with pytest.raises(TypeError, match="seen must be a CloudCursor"):
         await two.cursors.commit("short", 2, seen="x")
+
+
+async def test_the_methods_that_name_a_cursor_say_what_to_write(two: Two) -> None:
+    cursors = two.cursors
+    for call, position in (
+        (lambda: cursors.create("c", 3), 3),
+        (lambda: cursors.commit("c", 5), 5),
+        (lambda: cursors.rewind("c", 4), 4),
+        (lambda: cursors.pin("p", 6, seconds=60), 6),
+        (lambda: cursors.renew("p", seconds=90), 6),
+    ):
+        with pytest.warns(DeprecationWarning, match=r"open\(name") as told:
+            assert (await call()).position == position
+        assert [one.filename for one in told] == [__file__]

@@ -1,4 +1,4 @@
-"""The cursors of a stream, one in each log with the same name, and where the stream starts. Blocking.
+"""StreamCursors: the cursors of a stream, one in each log by the same name, and where it starts. Blocking.
 
 A cursor retains all records from its position on. It is created once, at the start, and moved forward by
 compare-and-swap; never back. One query uses it.
@@ -19,7 +19,7 @@ from walstore.spark.blocking import SyncRunner
 from walstore.spark.bounds import Bound, Edge, LogName, Offsets, show
 from walstore.spark.options import StreamOptions
 from walstore.spark.plan import resolve
-from walstore.spark.streaming.log_cursors import StreamCursor
+from walstore.spark.streaming.log_cursor import LogCursor
 from walstore.spark.streaming.poller import PolledLog
 
 logger = logging.getLogger("walstore.spark")
@@ -28,7 +28,7 @@ _AT_ONCE: Final = 10
 """Cursors moved concurrently."""
 
 
-class LogCursors:
+class StreamCursors:
     """The cursors of one name in several logs. Blocking."""
 
     def __init__(self, name: str, runner: SyncRunner) -> None:
@@ -37,7 +37,7 @@ class LogCursors:
         self.positions: dict[LogName, int] = {}
         """Positions of the cursors that this object created or moved."""
         self._runner = runner
-        self._cursors: dict[LogName, StreamCursor] = {}
+        self._cursors: dict[LogName, LogCursor] = {}
 
     def load(self, name: LogName, log: PolledLog) -> int | None:
         """Return the position of a log's cursor, or None if it does not exist."""
@@ -54,7 +54,7 @@ class LogCursors:
 
         Every cursor is tried, also if one fails; returns the errors. The next call tries those again.
         """
-        due: list[tuple[LogName, StreamCursor]] = []
+        due: list[tuple[LogName, LogCursor]] = []
         failed: dict[LogName, Exception] = {}
         for name, position in offsets.items():
             if name in logs and position > self.positions.get(name, 0):
@@ -63,7 +63,7 @@ class LogCursors:
                 except Exception as error:  # noqa: BLE001 - the caller says what it is
                     failed[name] = error
 
-        async def one(name: LogName, cursor: StreamCursor) -> None:
+        async def one(name: LogName, cursor: LogCursor) -> None:
             try:
                 async with gate:
                     await cursor.advance(offsets[name])
@@ -87,14 +87,14 @@ class LogCursors:
         for name in list(self._cursors):
             self.forget(name)
 
-    def _cursor(self, name: LogName, log: PolledLog) -> StreamCursor:
+    def _cursor(self, name: LogName, log: PolledLog) -> LogCursor:
         if name not in self._cursors:
             self._cursors[name] = log.cursor(self.name)
         return self._cursors[name]
 
 
 def initial_offsets(
-    logs: Mapping[LogName, PolledLog], options: StreamOptions, cursors: LogCursors | None
+    logs: Mapping[LogName, PolledLog], options: StreamOptions, cursors: StreamCursors | None
 ) -> dict[LogName, int]:
     """Return where each log starts without a checkpoint: at its cursor, or else at the options' bound.
 
