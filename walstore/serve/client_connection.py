@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, Final, Protocol, cast
 
 from walstore.cluster.replication.node import SERVICE, ReplicaNode
@@ -49,6 +48,7 @@ from walstore.serve.greeting import Greeting, read_greeting
 from walstore.serve.incoming import Incoming
 from walstore.serve.outgoing import SHORT_BYTES, Outgoing
 from walstore.serve.reading import begin_read
+from walstore.serve.running_requests import RunningRequests
 from walstore.serve.serve_settings import ServeSettings
 from walstore.serve.services import Asked, LogService, NodeService, ReadService, Service
 from walstore.serve.stalls import NEED_SECONDS, Taking
@@ -61,8 +61,6 @@ logger = logging.getLogger("walstore")
 
 _AHEAD_BYTES: Final = 64 << 10
 """How much may be there behind a request that waits for its turn until no more is read."""
-_ENDED_AT_ONCE: Final = 256
-"""How many requests of a lost connection are cancelled in one pass of the loop; each takes some 0.05 ms."""
 _SAY_SECONDS: Final = 3.0
 """How long a client hears nothing while nothing is read of it: it takes a server for dead after 10 s."""
 _SEND_SECONDS: Final = 3.0
@@ -130,8 +128,7 @@ class ClientConnection(asyncio.Protocol):
         settings, self._figures = owner.settings, owner.figures
         self._decoder = Decoder(most_bytes=settings.message_bytes, is_greeted=False)
         self._transport: asyncio.Transport | None = None
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._untold: set[asyncio.Task[None]] = set()
+        self._running = RunningRequests(self._write, self._settle)
         self._service: Service | None = None
         self._tunnel: Tunnel | None = None
         self._leaving: asyncio.Task[None] | None = None
@@ -207,10 +204,11 @@ class ClientConnection(asyncio.Protocol):
             self._tunnel.close()
         if self._leaving is not None:
             self._leaving.cancel()
-        self._cancel_some()
-        if self._tasks or self._service is not None:
+        close = None
+        if self._service is not None:
             is_told = self._is_leaving or self._owner.is_stopping
-            self._spawn(self._end_requests(is_told=is_told))
+            close = partial(self._service.aclose, is_told=is_told)
+        self._running.abandon(close)
         self._outgoing.end()
         self._turns.leave(self)
         self._decoder.drop()
@@ -263,14 +261,13 @@ class ClientConnection(asyncio.Protocol):
     @property
     def requests(self) -> int:
         """How many requests have no answer yet."""
-        return len(self._untold)
+        return self._running.count
 
     def say_goodbye(self) -> None:
         """Tell the client that no more requests are taken; waiting reads end."""
         self._say_goodbye(None)
         self.take_turn()
-        for task in list(self._tasks.values()):
-            task.cancel()
+        self._running.cancel_all()
 
     def drop(self, why: str) -> None:
         """End the connection now, also if what was written is still to be sent."""
@@ -286,8 +283,7 @@ class ClientConnection(asyncio.Protocol):
             if self._transport is not None and not self._transport.is_closing():
                 self._transport.pause_reading()
             await self._tunnel.drained()
-        while pending := {*self._tasks.values(), *self._untold}:
-            await asyncio.wait(pending)
+        await self._running.ended()
 
     def close(self) -> None:
         """End the connection once what is written has been sent."""
@@ -394,6 +390,12 @@ class ClientConnection(asyncio.Protocol):
         self._accepted(number)
         self._incoming.release(cost)
 
+    def _settle(self, number: int, cost: int) -> None:
+        """Note that a request that ran is over, and read on if that waited for it."""
+        self._end(number, cost)
+        if self._reads_paused:
+            self._balance()
+
     def _begin(self, message: Message, cost: int) -> bool:
         """Begin a request; False if it is over already."""
         if not self._is_greeted and message.kind != Kind.HELLO:
@@ -405,20 +407,19 @@ class ClientConnection(asyncio.Protocol):
             self._make_room(message.id, NOT_BEGUN)
             return False
         if message.kind in _ANSWERED:
-            if message.id in self._tasks:
+            if message.id in self._running.wanted:
                 raise ProtocolViolationError(f"two requests with the number {message.id}")
             return self._ask(message, cost)
         match message.kind:
             case Kind.CANCEL:
-                task = self._tasks.pop(message.id, None)
-                if task is not None:
-                    task.cancel()
+                self._running.cancel(message.id)
                 return False
             case Kind.HELLO:
-                if self._is_greeted or self._tasks:
+                if self._is_greeted or self._running.wanted:
                     raise ProtocolViolationError("a second greeting")
                 self._greeting = message.id
-                self._run(message.id, partial(self._greet, message), cost)
+                greet = partial(self._greet, message)
+                self._running.start(message.id, self._answer(message.id, greet), cost)
             case _:
                 raise ProtocolViolationError(f"a request of kind {message.kind}")
         return True
@@ -443,53 +444,9 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(message.id, error)
             return False
         self._figures.requests[asked.label] += 1
-        self._run(message.id, asked.begin, cost, is_kept=asked.is_kept)
+        work = self._answer(message.id, asked.begin)
+        self._running.start(message.id, work, cost, is_kept=asked.is_kept)
         return True
-
-    def _run(self, number: int, begin: Begin, cost: int, *, is_kept: bool = False) -> None:
-        """Answer a request with what ``begin()`` returns. One that is kept goes on without its client."""
-        task = self._spawn(self._answer(number, begin), partial(self._answered, number, cost))
-        if not is_kept:
-            self._tasks[number] = task
-
-    def _answered(self, number: int, cost: int, task: asyncio.Task[None]) -> None:
-        """Settle a request. Not part of its task: one that is cancelled before its first step never runs.
-
-        Each request has one answer. One that its client cancelled is no longer among the tasks.
-        """
-        self._untold.discard(task)
-        is_wanted = self._tasks.get(number) is task
-        if is_wanted:
-            del self._tasks[number]
-        if task.cancelled():  # because the server stops, or by the client
-            self._write(encode(Kind.FAILED, number, NOT_BEGUN if is_wanted else _CANCELLED))
-        self._end(number, cost)
-        if self._reads_paused:
-            self._balance()
-
-    def _spawn(
-        self,
-        work: Coroutine[Any, Any, None],
-        on_end: Callable[[asyncio.Task[None]], None] | None = None,
-    ) -> asyncio.Task[None]:
-        """Start a task of the connection; ``on_end`` forgets it, and is the only callback of a request."""
-        task = start_task(work)
-        self._untold.add(task)
-        task.add_done_callback(on_end or self._untold.discard)
-        return task
-
-    async def _end_requests(self, *, is_told: bool) -> None:
-        """Cancel the rest of what a lost connection waited for, and then end its service."""
-        while self._tasks:
-            await asyncio.sleep(0)  # noqa: TID251 - requests of others go on
-            self._cancel_some()
-        if self._service is not None:
-            await self._service.aclose(is_told=is_told)
-
-    def _cancel_some(self) -> None:
-        """Cancel as many requests as one pass of the loop may end."""
-        for number in list(islice(self._tasks, _ENDED_AT_ONCE)):
-            self._tasks.pop(number).cancel()
 
     async def _answer(self, number: int, begin: Begin) -> None:
         try:
@@ -654,7 +611,6 @@ class ClientConnection(asyncio.Protocol):
 _NOT_WRITTEN: Final = pack_error(
     WalError("the client cancelled the append before it began; nothing was written")
 )
-_CANCELLED: Final = pack_error(OutcomeUnknownError("the client cancelled the request"))
 _APPEND: Final = Kind.APPEND
 _READ: Final = Kind.READ
 """Of each request: to look up a member takes as long as two calls."""
