@@ -134,7 +134,7 @@ TASKS_WITHOUT_A_GROUP = {
     "uploader/positions/groups/job_records.py DeadLetters.begin": "aclose() ends it",
     "uploader/read/fragment_reader.py FragmentReader.spawn": "aclose() ends it",
     "uploader/runtime/task_groups.py BackgroundTask.start": "aclose() ends it",
-    "walstore/positions/cursors/consumer.py CursorKeeper.start": "stop() ends it",
+    "walstore/positions/cursors/cursor_keeper.py CursorKeeper.start": "stop() ends it",
     "walstore/positions/groups/coordinator.py GroupCoordinator.load": "aclose() ends it",
     "walstore/positions/groups/coordinator.py GroupCoordinator.retire": "the next one of its name waits",
     "walstore/positions/groups/coordinator.py GroupCoordinator._take_in_time": "aclose() waits for it",
