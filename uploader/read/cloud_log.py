@@ -458,7 +458,7 @@ def _verify(data: bytes, entry: Fragment) -> None:
 
 
 class CloudSource:
-    """Implements :class:`walstore.core.read.reader.ReadSource` and ``StreamIndex`` for one reader."""
+    """Implements :class:`walstore.core.read.read_source.ReadSource` and ``StreamIndex`` for one reader."""
 
     def __init__(self, log: CloudLog, fragments: FragmentReader, ahead: ReadAhead) -> None:
         """Read ``log`` through ``ahead``, which this reader alone uses."""

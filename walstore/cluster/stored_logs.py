@@ -17,7 +17,8 @@ from walstore.cluster.view import ClusterView
 from walstore.core.batches.batch import Batch
 from walstore.core.faces.readable_log import OneLimitLog
 from walstore.core.format.ledger import StreamInfo
-from walstore.core.read.reader import ReadGuard, ReadSource
+from walstore.core.read.read_source import ReadSource
+from walstore.core.read.reader import ReadGuard
 from walstore.core.runtime.keyed_locks import KeyedLocks
 from walstore.core.runtime.resource import LoopGuard
 from walstore.errors import InvalidSettingsError, WalClosedError, WalError

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from walstore.core.faces.append_face import AppendFace
 from walstore.core.faces.readable_log import ReadableLog, follow_or_warn
 from walstore.core.format.ledger import StreamInfo
-from walstore.core.read.reader import Reader, ReadGuard, ReadSource
+from walstore.core.read.read_source import ReadSource
+from walstore.core.read.reader import Reader, ReadGuard
 from walstore.core.runtime.ready_answer import ReadyAnswer
 from walstore.core.runtime.statistics import GroupInfo, Statistics
 from walstore.core.tier_port import LogExtents

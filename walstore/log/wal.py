@@ -16,7 +16,8 @@ from walstore.core.batches.conditions import users_registers
 from walstore.core.files.posix import PosixFileSystem
 from walstore.core.ports import Clock, FileSystem
 from walstore.core.read.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
-from walstore.core.read.reader import Reader, ReadSource
+from walstore.core.read.read_source import ReadSource
+from walstore.core.read.reader import Reader
 from walstore.core.read.uncommitted import AcceptedSource
 from walstore.core.replication_port import ReplicationPlan, Replicator
 from walstore.core.runtime.clock import SystemClock

@@ -183,7 +183,7 @@ class TieredSource:
             raise
 
     async def stored_bytes(self, position: int) -> int:
-        """As of :class:`walstore.core.read.reader.SizedSource`."""
+        """As of :class:`walstore.core.read.read_source.SizedSource`."""
         segment = self._state.segment_of(position)
         if segment is None or self._state.cache.has(position):
             return 0

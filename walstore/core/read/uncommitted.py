@@ -27,7 +27,7 @@ _MOST_RECORDS = 4096
 
 
 class AcceptedSource:
-    """Implements :class:`walstore.core.read.reader.ReadSource` up to the tail of an open log."""
+    """Implements :class:`walstore.core.read.read_source.ReadSource` up to the tail of an open log."""
 
     def __init__(self, source: TieredSource, channel: Channel, clock: Clock) -> None:
         self._source = source
@@ -82,7 +82,7 @@ class AcceptedSource:
         return found
 
     async def stored_bytes(self, position: int) -> int:
-        """As of :class:`walstore.core.read.reader.SizedSource`."""
+        """As of :class:`walstore.core.read.read_source.SizedSource`."""
         if position >= self._channel.written_limit:
             return 0
         return await self._source.stored_bytes(position)

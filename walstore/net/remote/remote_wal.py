@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from weakref import WeakSet
 
 from walstore.core.ports import Clock
-from walstore.core.read.reader import ReadSource
+from walstore.core.read.read_source import ReadSource
 from walstore.core.runtime.clock import SystemClock
 from walstore.core.runtime.resource import Opening
 from walstore.core.runtime.statistics import GroupInfo, Statistics
