@@ -21,7 +21,8 @@ from walstore.core.files.posix import PosixFile, PosixFileSystem
 from walstore.core.files.segment_file import CHUNK_BYTES, read_batches
 from walstore.core.ports import Clock, FileSystem
 from walstore.core.settings import KIB
-from walstore.log.opening import Opened, enter_log, recover_log
+from walstore.log.entered import enter_log
+from walstore.log.opening import Opened, recover_log
 from walstore.testing import Call, FaultyFileSystem, ManualClock, PowerLossFileSystem
 
 _T = TypeVar("_T")

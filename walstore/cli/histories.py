@@ -22,7 +22,8 @@ from walstore.core.files.locks import this_process
 from walstore.core.files.posix import PosixFileSystem
 from walstore.core.ports import FileSystem
 from walstore.errors import ContentionError, CorruptionError, LogNotFoundError
-from walstore.log.opening import Entered, enter_log, recover_end
+from walstore.log.entered import Entered, enter_log
+from walstore.log.log_end import recover_end
 from walstore.topology.documents import PREFIX, SYNCED
 
 RESET_HEAD_EXAMPLES = """\

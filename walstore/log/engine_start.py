@@ -20,15 +20,9 @@ from walstore.core.settings import Settings
 from walstore.core.tier_port import Tier
 from walstore.errors import CorruptionError, InvalidSettingsError, OffsetError
 from walstore.log.engine import Engine
+from walstore.log.entered import Entered, enter_log, has_been_entered
 from walstore.log.log_resources import LogResources
-from walstore.log.opening import (
-    Entered,
-    Opened,
-    close_log,
-    enter_log,
-    has_been_entered,
-    recover_log,
-)
+from walstore.log.opening import Opened, close_log, recover_log
 from walstore.log.replicated import begin_to_replicate, restore_cursors
 from walstore.log.tier_source import RecoveredRecords, local_uploaded_limit
 from walstore.positions.cursors.kept import adopting, cursors_of_files, keeps_cursors

@@ -45,8 +45,8 @@ from walstore.log.engine_start import open_engine
 from walstore.log.extents import look_at_extents
 from walstore.log.local_appends import LocalAppends
 from walstore.log.log import Log, StreamsOfLog
+from walstore.log.log_end import Recovery
 from walstore.log.log_resources import LogResources
-from walstore.log.opening import Recovery
 from walstore.log.readonly import ReadonlyWal
 from walstore.positions.cursor import Cursor
 from walstore.positions.cursor_state import CursorState

@@ -63,7 +63,8 @@ from walstore.core.format.frame_scan import FrameScan
 from walstore.core.format.segment import HEADER_BYTES, SegmentHeader
 from walstore.core.ports import Buffer, FileSystem
 from walstore.errors import ContentionError, CorruptionError, StorageUnavailableError
-from walstore.log.opening import enter_log, recover_end
+from walstore.log.entered import enter_log
+from walstore.log.log_end import recover_end
 
 logger = logging.getLogger("walstore")
 

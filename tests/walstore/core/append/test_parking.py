@@ -13,7 +13,8 @@ from walstore.core.files.directory import load_checkpoint, read_cell
 from walstore.core.files.open_files import ActiveCell, ActiveFile
 from walstore.core.files.posix import PosixFileSystem
 from walstore.core.ports import FileSystem
-from walstore.log.opening import Opened, enter_log, recover_log
+from walstore.log.entered import enter_log
+from walstore.log.opening import Opened, recover_log
 from walstore.testing import FaultyFileSystem, ManualClock
 
 
