@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -18,12 +17,9 @@ from typing import Any, Final, Protocol
 from walstore.core.offset_range import OffsetRange
 from walstore.core.ports import Clock
 from walstore.core.read.reader import Reader
-from walstore.core.runtime.error_mapping import copy_error
 from walstore.core.runtime.statistics import GroupStatistics
 from walstore.core.runtime.tasks import start_task
-from walstore.core.runtime.watermark import Watermark
 from walstore.errors import (
-    LimitExceededError,
     StreamClosedError,
     WalClosedError,
     WalError,
@@ -34,6 +30,7 @@ from walstore.positions.groups.group_settings import GroupSettings
 from walstore.positions.groups.group_state import GroupState
 from walstore.positions.groups.job_table import in_parts
 from walstore.positions.groups.journal import CURSOR_PREFIX, EntryKind, Journal, Remembered, entry
+from walstore.positions.groups.journal_writer import JournalWriter, may_pass
 from walstore.positions.groups.letters import append_letter
 from walstore.positions.groups.shared_group import SharedGroup
 from walstore.records import Record
@@ -45,7 +42,6 @@ _READ_RECORDS: Final = 512
 _READ_BYTES: Final = 1 << 20
 _SAVE_SECONDS: Final = 1.0
 """How far the cursor, and with it what may be trimmed, may lag behind the floor."""
-_BYTES_PER_JOB: Final = 24
 MOST_HELD_BYTES: Final = 64 << 20
 """What the records of a group that are not settled may take in memory, until no more are read."""
 
@@ -132,14 +128,13 @@ class GroupCoordinator(SharedGroup):
         self._giving: list[_Parts] = []
         """What is being given back."""
         self._pump: asyncio.Task[None] | None = None
-        # The journal: what waits to be written, and how much of what was asked for is durable.
-        self._entries = bytearray()
-        self._asked = 0
-        self._written = Watermark(0, asyncio.get_running_loop())
-        self._durable = Watermark(0, asyncio.get_running_loop())
-        self._is_stuck = False
-        self._writing: asyncio.Task[None] | None = None
-        self._wants_sync = False
+        self._notes = JournalWriter(
+            journal,
+            name,
+            present=self._present,
+            unsettled=self._unsettled,
+            on_failure=self._fail,
+        )
         # A group of all streams does not read its own dead letters.
         self._skipped = settings.letters_of(name) if settings.stream is None else None
 
@@ -239,18 +234,27 @@ class GroupCoordinator(SharedGroup):
             await asyncio.wait([pump])
         if self._burying is not None:
             await asyncio.wait([self._burying])
-        while self._writing is not None:  # burying may have begun another
-            await asyncio.wait([self._writing])
+        await self._notes.ended()
         self._changed.set()
         if self._cursor is not None and self._state is not None:
             try:
                 if self._after is not None:  # leases that ended early are no longer ones
-                    await self._try_rewrite()
+                    await self._notes.try_rewrite()
                 await self._save(self._state, self._cursor)
             except WalError:
                 return  # the journal knows more than the cursor
             finally:
                 await self._journal.aclose()
+
+    def _present(self) -> Remembered:
+        """Return what the next owner of the log has to know."""
+        assert self._state is not None
+        present = self._state.remembered()
+        present.buried, present.letters = self._burials, self._letters
+        return present
+
+    def _unsettled(self) -> int:
+        return 0 if self._state is None else len(self._state.jobs)
 
     # -- for members -------------------------------------------------------------------------
 
@@ -299,8 +303,8 @@ class GroupCoordinator(SharedGroup):
             state = self._entered()
             if member in self._gone:
                 raise WalClosedError(f"the member has left the group {self.name!r}")
-            if is_away and self._is_stuck:
-                await self._wait_written()
+            if is_away and self._notes.is_stuck:
+                await self._notes.wait_written()
             taken = self._take(state, member, most, via, most_bytes)
             if state.dead and self._burying is None:
                 self._burying = start_task(
@@ -340,7 +344,7 @@ class GroupCoordinator(SharedGroup):
         for offset in (*ordered[:1], *ordered[-1:]):
             jobs.check_assigned(offset, "no job has that offset")
         await self._give(self._settle(state, ordered))
-        await self._sync()
+        await self._notes.sync()
 
     def _settle(self, state: GroupState, offsets: Sequence[int]) -> _Parts:
         """Settle jobs; others may come between two parts. What is settled and what is noted agree."""
@@ -349,12 +353,11 @@ class GroupCoordinator(SharedGroup):
                 yield ()
             for offset in part:
                 if state.settle(offset):
-                    self._note(entry(EntryKind.SETTLED, offset, offset + 1))
+                    self._notes.note(entry(EntryKind.SETTLED, offset, offset + 1))
                     self._burials.pop(offset, None)
         self._changed.set()
         if self._failure is None:  # while the log is closed, too: it waits for what is written
-            self._wants_sync = True
-            self._write()
+            self._notes.write(syncs=True)
 
     async def give_back(
         self, offset: int, deliveries: int, delay_seconds: float, *, member: bytes | None = None
@@ -413,11 +416,11 @@ class GroupCoordinator(SharedGroup):
     def _uncount(self, given: Iterable[tuple[int, int]]) -> None:
         """Note that some jobs were given back that were not begun; they may be taken now."""
         for offset, deliveries in given:
-            self._note(entry(EntryKind.DELIVERED, offset, count=deliveries))
+            self._notes.note(entry(EntryKind.DELIVERED, offset, count=deliveries))
             self._redelivered -= deliveries > 0
             self._delivered -= 1
         if given and self._failure is None:
-            self._write()
+            self._notes.write()
         self._changed.set()
 
     async def statistics(self) -> GroupStatistics:
@@ -461,12 +464,12 @@ class GroupCoordinator(SharedGroup):
             if job is None:
                 break
             most_bytes -= job.cost
-            self._note(entry(kind, job.offset, count=job.deliveries))
+            self._notes.note(entry(kind, job.offset, count=job.deliveries))
             self._redelivered += job.deliveries > 1
             taken.append((job.record, job.deliveries))
         self._delivered += len(taken)
         if taken:
-            self._write()
+            self._notes.write()
         return taken
 
     async def _keep_leases(self, state: GroupState, taken: list[tuple[Record, int]]) -> None:
@@ -476,7 +479,7 @@ class GroupCoordinator(SharedGroup):
         them.
         """
         try:
-            await self._wait_written()
+            await self._notes.wait_written()
         except (WalError, asyncio.CancelledError):
             await self.take_back([(record.offset, deliveries) for record, deliveries in taken])
             raise
@@ -515,7 +518,7 @@ class GroupCoordinator(SharedGroup):
         try:
             await self._save(state, cursor)
         except WalError as error:
-            if not _may_pass(error):
+            if not may_pass(error):
                 raise
             logger.warning("the cursor of group %s is moved later: %s", self.name, error)
 
@@ -524,15 +527,14 @@ class GroupCoordinator(SharedGroup):
         floor = state.floor
         if floor > cursor.position:
             if self._failure is None:
-                await self._sync()
+                await self._notes.sync()
             await cursor.commit(floor)
 
     def _fail(self, error: WalError) -> None:
         if self._failure is None:
             self._failure = error
         failure = self._failure
-        for watermark in (self._written, self._durable):
-            watermark.fail(lambda _: copy_error(failure))
+        self._notes.fail(failure)
         self._changed.set()
 
     # -- dead letters ------------------------------------------------------------------------
@@ -555,7 +557,7 @@ class GroupCoordinator(SharedGroup):
                 self._burials.pop(job.offset, None)  # it may have been settled meanwhile
                 self._dead += 1
         except WalError as error:
-            if not _may_pass(error) and not isinstance(error, StreamClosedError):
+            if not may_pass(error) and not isinstance(error, StreamClosedError):
                 self._fail(error)
             else:
                 self._say_later(error)
@@ -564,8 +566,8 @@ class GroupCoordinator(SharedGroup):
 
     async def _bury_one(self, record: Record, deliveries: int, number: int) -> None:
         stream = self.settings.letters_of(self.name)
-        self._note(entry(EntryKind.BURIED, record.offset, number))
-        await self._sync()  # from now on this letter has this number
+        self._notes.note(entry(EntryKind.BURIED, record.offset, number))
+        await self._notes.sync()  # from now on this letter has this number
 
         async def append(letter: Record) -> None:
             await self._log.append_letter(f"group.{self.name}", number, letter, stream)
@@ -588,103 +590,10 @@ class GroupCoordinator(SharedGroup):
                         self._say_later(error)
                         self._burials[offset] = number
                         continue
-                    self._note(entry(EntryKind.SETTLED, offset, offset + 1))
+                    self._notes.note(entry(EntryKind.SETTLED, offset, offset + 1))
                     state.settle(offset)
         found.buried.clear()
-        await self._sync()
+        await self._notes.sync()
 
     def _say_later(self, error: WalError) -> None:
         logger.warning("a dead letter of group %s will be appended later: %s", self.name, error)
-
-    # -- the journal -------------------------------------------------------------------------
-
-    def _note(self, packed: bytes) -> None:
-        self._entries += packed
-        self._asked += 1
-
-    async def _sync(self) -> None:
-        """Return when everything noted so far is durable."""
-        self._wants_sync = True
-        self._write()
-        await self._durable.wait(self._asked)
-
-    async def _wait_written(self) -> None:
-        """Return when everything noted so far is in the journal, where the next owner finds it."""
-        self._write()
-        await self._written.wait(self._asked)
-
-    def _write(self) -> None:
-        if self._writing is None:
-            self._writing = start_task(
-                self._write_all(), name=f"walstore journal of group {self.name}"
-            )
-
-    async def _write_all(self) -> None:
-        """Write what was noted, all of it with one sync, until nothing is left."""
-        try:
-            while self._entries or (self._wants_sync and self._durable.value < self._asked):
-                entries, self._entries = bytes(self._entries), bytearray()
-                asked, syncs, self._wants_sync = self._asked, self._wants_sync, False
-                try:
-                    size = await self._journal.append(entries, syncs=syncs)
-                except WalError as error:
-                    if not _may_pass(error):
-                        raise
-                    # What could not be written is written with what comes next.
-                    self._entries[:0] = entries
-                    if isinstance(error, LimitExceededError) and await self._try_rewrite():
-                        continue
-                    self._is_stuck = True
-                    for watermark in (self._written, self._durable):
-                        watermark.fail_waiting(partial(_twin, error))
-                    return
-                self._is_stuck = False
-                self._written.advance(asked)
-                if syncs:
-                    self._durable.advance(asked)
-                if size > self._journal.most_bytes and size > 4 * _BYTES_PER_JOB * self._unsettled:
-                    await self._try_rewrite()
-        except WalError as error:
-            self._fail(error)
-        finally:
-            self._writing = None
-
-    async def _try_rewrite(self) -> bool:
-        """Replace the journal by a short one; False if that cannot be now: the long one goes on."""
-        try:
-            await self._rewrite()
-        except WalError as error:
-            if not _may_pass(error):
-                raise
-            logger.warning("the journal of group %s stays long: %s", self.name, error)
-            return False
-        return True
-
-    async def _rewrite(self) -> None:
-        """Replace the journal by one that says what is so now; entries noted meanwhile follow."""
-        state = self._state
-        assert state is not None
-        present = state.remembered()
-        present.buried, present.letters = self._burials, self._letters
-        asked = self._asked
-        noted, self._entries = self._entries, bytearray()  # they are in the state that is written
-        try:
-            await self._journal.rewrite(present.entries())
-        except WalError:
-            self._entries[:0] = noted  # the old one goes on
-            raise
-        self._written.advance(asked)
-        self._durable.advance(asked)
-
-    @property
-    def _unsettled(self) -> int:
-        return 0 if self._state is None else len(self._state.jobs)
-
-
-def _may_pass(error: WalError) -> bool:
-    """Whether the same may succeed later: a store that is away or full may have room again."""
-    return error.retriable or isinstance(error, LimitExceededError)
-
-
-def _twin(error: WalError, _: int) -> WalError:
-    return copy_error(error)
