@@ -137,7 +137,7 @@ TASKS_WITHOUT_A_GROUP = {
     "walstore/positions/cursors/cursor_keeper.py CursorKeeper.start": "stop() ends it",
     "walstore/positions/groups/coordinator.py GroupCoordinator.load": "aclose() ends it",
     "walstore/positions/groups/coordinator.py GroupCoordinator.retire": "the next one of its name waits",
-    "walstore/positions/groups/coordinator.py GroupCoordinator._take_in_time": "aclose() waits for it",
+    "walstore/positions/groups/numbered_letters.py NumberedLetters.start": "aclose() waits for it",
     "walstore/positions/groups/journal_writer.py JournalWriter.write": "aclose() waits for it",
     "walstore/core/read/log_watch.py LogWatch.wait": "the last waiter ends it",
     "walstore/cluster/replication/confirmations.py Confirmations.wait": "aclose() ends it",

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -20,7 +21,6 @@ from walstore.core.read.reader import Reader
 from walstore.core.runtime.statistics import GroupStatistics
 from walstore.core.runtime.tasks import start_task
 from walstore.errors import (
-    StreamClosedError,
     WalClosedError,
     WalError,
 )
@@ -31,7 +31,7 @@ from walstore.positions.groups.group_state import GroupState
 from walstore.positions.groups.job_table import in_parts
 from walstore.positions.groups.journal import CURSOR_PREFIX, EntryKind, Journal, Remembered, entry
 from walstore.positions.groups.journal_writer import JournalWriter, may_pass
-from walstore.positions.groups.letters import append_letter
+from walstore.positions.groups.numbered_letters import NumberedLetters
 from walstore.positions.groups.shared_group import SharedGroup
 from walstore.records import Record
 
@@ -115,10 +115,6 @@ class GroupCoordinator(SharedGroup):
         self._state: GroupState | None = None
         self._left = Remembered(0)
         """What the journal said, with the letters that are still to be appended."""
-        self._letters = 0
-        self._burials: dict[int, int] = {}
-        """Numbers of the dead letters that are being appended, by offset."""
-        self._burying: asyncio.Task[None] | None = None
         # Set when there may be a job, or a reason to read; each waiting member looks again.
         self._changed = asyncio.Event()
         self._waiting: Counter[bytes] = Counter()
@@ -133,6 +129,16 @@ class GroupCoordinator(SharedGroup):
             name,
             present=self._present,
             unsettled=self._unsettled,
+            on_failure=self._fail,
+        )
+        self._letters = NumberedLetters(
+            name,
+            settings.letters_of(name),
+            self._notes,
+            read=log.reader,
+            append=partial(log.append_letter, f"group.{name}"),
+            settle=self.settle,
+            on_buried=self._count_dead,
             on_failure=self._fail,
         )
         # A group of all streams does not read its own dead letters.
@@ -153,7 +159,7 @@ class GroupCoordinator(SharedGroup):
     def is_free(self) -> bool:
         """As of :class:`walstore.positions.groups.shared_group.SharedGroup`."""
         state = self._state
-        is_busy = self.members or self._waiting or self._giving or self._burying is not None
+        is_busy = self.members or self._waiting or self._giving or self._letters.is_busy
         if state is None or self._failure is not None or self._opening.locked() or is_busy:
             return not self.is_used
         state.pass_time(self._clock.monotonic())
@@ -185,7 +191,7 @@ class GroupCoordinator(SharedGroup):
             if self._state is None:
                 self._state, self._left = await self._found()
             # Again, if it failed or was cancelled when a member entered before.
-            await self._bury_again(self._state, self._left)
+            await self._letters.bury_again(self._state, self._left)
             assert self._reader is not None
             self._pump = start_task(
                 self._run(self._state, self._reader), name=f"walstore group {self.name}"
@@ -197,7 +203,7 @@ class GroupCoordinator(SharedGroup):
         found = await self._journal.load(self._cursor.position)
         # Without the journal the log knows the last number.
         last = await self._log.producer(f"group.{self.name}").last_sequence()
-        self._letters = max(found.letters, last)
+        self._letters.last = max(found.letters, last)
         position = max(found.position, self._cursor.position)
         self._reader = self._log.reader(position, stream=self.settings.stream, follow=True)
         now = self._clock.monotonic()
@@ -232,8 +238,7 @@ class GroupCoordinator(SharedGroup):
         if pump is not None:
             pump.cancel()
             await asyncio.wait([pump])
-        if self._burying is not None:
-            await asyncio.wait([self._burying])
+        await self._letters.ended()
         await self._notes.ended()
         self._changed.set()
         if self._cursor is not None and self._state is not None:
@@ -250,11 +255,14 @@ class GroupCoordinator(SharedGroup):
         """Return what the next owner of the log has to know."""
         assert self._state is not None
         present = self._state.remembered()
-        present.buried, present.letters = self._burials, self._letters
+        present.buried, present.letters = self._letters.numbers, self._letters.last
         return present
 
     def _unsettled(self) -> int:
         return 0 if self._state is None else len(self._state.jobs)
+
+    def _count_dead(self) -> None:
+        self._dead += 1
 
     # -- for members -------------------------------------------------------------------------
 
@@ -306,10 +314,8 @@ class GroupCoordinator(SharedGroup):
             if is_away and self._notes.is_stuck:
                 await self._notes.wait_written()
             taken = self._take(state, member, most, via, most_bytes)
-            if state.dead and self._burying is None:
-                self._burying = start_task(
-                    self._bury(state), name=f"walstore dead letters of group {self.name}"
-                )
+            if state.dead:
+                self._letters.start(state)
             if taken and is_away:
                 await self._keep_leases(state, taken)
             if taken:
@@ -354,7 +360,7 @@ class GroupCoordinator(SharedGroup):
             for offset in part:
                 if state.settle(offset):
                     self._notes.note(entry(EntryKind.SETTLED, offset, offset + 1))
-                    self._burials.pop(offset, None)
+                    self._letters.numbers.pop(offset, None)
         self._changed.set()
         if self._failure is None:  # while the log is closed, too: it waits for what is written
             self._notes.write(syncs=True)
@@ -536,64 +542,3 @@ class GroupCoordinator(SharedGroup):
         failure = self._failure
         self._notes.fail(failure)
         self._changed.set()
-
-    # -- dead letters ------------------------------------------------------------------------
-
-    async def _bury(self, state: GroupState) -> None:
-        """Append the dead letters that are due, each once, and settle their jobs."""
-        try:
-            while state.dead:
-                job = state.dead[0]
-                if state.jobs.get(job.offset) is not job:  # settled late
-                    state.dead.popleft()
-                    continue
-                number = self._burials.get(job.offset)
-                if number is None:
-                    self._letters = number = self._letters + 1
-                    self._burials[job.offset] = number
-                await self._bury_one(job.record, job.deliveries, number)
-                state.dead.popleft()
-                await self.settle((job.offset,))
-                self._burials.pop(job.offset, None)  # it may have been settled meanwhile
-                self._dead += 1
-        except WalError as error:
-            if not may_pass(error) and not isinstance(error, StreamClosedError):
-                self._fail(error)
-            else:
-                self._say_later(error)
-        finally:
-            self._burying = None
-
-    async def _bury_one(self, record: Record, deliveries: int, number: int) -> None:
-        stream = self.settings.letters_of(self.name)
-        self._notes.note(entry(EntryKind.BURIED, record.offset, number))
-        await self._notes.sync()  # from now on this letter has this number
-
-        async def append(letter: Record) -> None:
-            await self._log.append_letter(f"group.{self.name}", number, letter, stream)
-
-        await append_letter(self.name, record, deliveries, append)
-
-    async def _bury_again(self, state: GroupState, found: Remembered) -> None:
-        """Append the letters again whose jobs a crash left unsettled; their numbers keep them single.
-
-        If the log refuses one, since its stream is closed, its job keeps the number and is buried later.
-        """
-        left = [at for at in found.unsettled(found.buried) if at >= state.position]
-        for offset in sorted(left, key=found.buried.__getitem__):
-            number = found.buried[offset]
-            async with self._log.reader(offset, stop=offset + 1, follow=False) as reader:
-                async for record in reader:
-                    try:
-                        await self._bury_one(record, found.deliveries.get(offset, 0), number)
-                    except StreamClosedError as error:
-                        self._say_later(error)
-                        self._burials[offset] = number
-                        continue
-                    self._notes.note(entry(EntryKind.SETTLED, offset, offset + 1))
-                    state.settle(offset)
-        found.buried.clear()
-        await self._notes.sync()
-
-    def _say_later(self, error: WalError) -> None:
-        logger.warning("a dead letter of group %s will be appended later: %s", self.name, error)
