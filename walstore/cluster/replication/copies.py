@@ -148,7 +148,7 @@ class LocalCopy:
 
     async def note_floor(self, floor: int, *, by: Promise) -> None:
         """As :meth:`Replica.note_floor`."""
-        if floor > self._replica.floor:
+        if floor > self._replica.note.floor:
             await self._run(self._for, by, self._replica.note_floor, floor)
 
     @property
@@ -267,7 +267,7 @@ class LocalCopy:
             if write.by is not None:
                 self._replica.promise.check_same(*write.by.author)
             self._replica.write(write.place, write.pieces, seals=write.seals, checks=write.checks)
-            self._replica.raise_floor(write.floor)
+            self._replica.note.raise_floor(write.floor)
         except WalError as error:
             return error
         return None

@@ -25,26 +25,23 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, Self
 
+from walstore.cluster.replication.copy_hints import CopyHints
 from walstore.cluster.replication.position import NOTHING, CopyEnd, Place, SegmentExtent
 from walstore.cluster.replication.promise import Promise, keep_promise, load_promise
+from walstore.cluster.replication.synced_note import SyncedNote
 from walstore.core.files.directory import (
     LOCK_NAME,
     PROMISE_NAME,
     REMAKE,
-    SYNCED_NAME,
-    has_cell,
-    load_checkpoint,
     pick_segments,
     read_segment_header,
-    write_hint,
 )
 from walstore.core.files.directory_scan import has_segment, look_again
-from walstore.core.files.floor import NOTHING_NOTED, limit_at, load_note, two_histories
+from walstore.core.files.floor import limit_at, two_histories
 from walstore.core.files.frame_stream import (
     CheckedReads,
     FrameStream,
@@ -54,12 +51,10 @@ from walstore.core.files.frame_stream import (
 from walstore.core.files.frame_walk import frames_of
 from walstore.core.files.locks import this_process
 from walstore.core.files.mended_segment import drop_unfinished, mend_segment, segment_salt
-from walstore.core.files.open_files import ActiveCell, ActiveFile
+from walstore.core.files.open_files import ActiveFile
 from walstore.core.files.segment_file import Segment, load_summary, seal_of
 from walstore.core.files.unlinked_file import OPEN_AT_ONCE, UnlinkedFile, unlink
-from walstore.core.format import checkpoint, segment
-from walstore.core.format.checkpoint import DurableCell
-from walstore.core.format.frame_scan import FrameScan
+from walstore.core.format import segment
 from walstore.core.format.segment import HEADER_BYTES, SegmentHeader
 from walstore.core.ports import Buffer, FileSystem
 from walstore.errors import ContentionError, CorruptionError, StorageUnavailableError
@@ -70,7 +65,6 @@ logger = logging.getLogger("walstore")
 
 _RESERVED_BYTES: Final = 64 << 20
 """Blocks are reserved ahead up to this size of a segment."""
-_SKIP_BYTES: Final = 4 << 10
 
 
 class Replica:
@@ -98,16 +92,8 @@ class Replica:
         self._is_sealed = False
         self._has_failed = self._has_written = False
         """Whether a write or sync failed since the files were looked at."""
-        self._note = ActiveCell(self._fs, self._directory / SYNCED_NAME, checkpoint.CELL_BYTES)
-        self._noted: tuple[Place, int, int] | None = None
-        """What it says."""
-        known = load_note(self._fs, self._directory)
-        self.floor = known.visible_limit
-        """Every offset below it is on enough machines, and here."""
-        self._differs_from = known.durable_limit
-        """The first offset that its primary has not, or has others at, as a cut was refused; 0 for none."""
-        self._frames_end = 0
-        """End of the last whole frame of the last segment that was looked for."""
+        self.note = SyncedNote(self._fs, self._directory)
+        """What it knows of itself: how far it was synced, and is replicated."""
         self._reads = CheckedReads(self._fs)
         self._stream: FrameStream | None = None
         """Checks what another copy read from its files."""
@@ -119,13 +105,7 @@ class Replica:
         self._trimmed = 0
         """Below which head its primary had segments removed."""
         drop_unfinished(self._fs, self._directory)
-        hint = load_checkpoint(self._fs, self._directory)
-        if hint is None and checkpoint.FILE_NAME in self._fs.list(self._directory):
-            self._remove(checkpoint.FILE_NAME)  # damaged, which is said once
-        self._has_sent_hint = hint is not None and hint.is_of_copy
-        """Whether there is a checkpoint that a primary sent."""
-        self._has_hints = not self._has_sent_hint or has_cell(self._fs, self._directory)
-        """Whether there may be those of a time as primary."""
+        self._hints = CopyHints(self._fs, self._directory)
         self.end = self._recover()
         """Where it ends; its epoch and limit are those of the last look."""
 
@@ -247,8 +227,8 @@ class Replica:
             raise ContentionError(
                 f"the bytes at {place} do not continue the copy at {self.end.place}"
             )
-        if self._has_hints:
-            self._forget_hints()
+        if self._hints.are_own:
+            self._hints.forget()
         size = self._file.write(pieces)
         self.end = self.end._replace(place=place._replace(position=place.position + size))
         if seals:
@@ -292,48 +272,25 @@ class Replica:
         with self._noting_failure():
             if self._file is not None and self._file.has_unsynced:
                 self._file.sync()
-            self._note_synced()
+            if self._file is not None and self._header is not None:
+                self.note.store(self._file, self._header, self.end.place)
         return self.end.place
 
-    def raise_floor(self, floor: int) -> None:
-        """Take note that every offset below ``floor`` is on enough machines and, durably, here.
-
-        The next sync notes it, too.
-        """
-        self.floor = max(self.floor, floor)
-
     def note_floor(self, floor: int) -> None:
-        """The same, with a sync, unless a write or sync failed. OSError."""
-        if floor > self.floor:
-            self.raise_floor(floor)
+        """Raise the floor, with a sync unless a write or sync failed. OSError."""
+        if floor > self.note.floor:
+            self.note.raise_floor(floor)
             if not self._has_failed:
                 self.sync()
 
     def keep_hint(self, place: Place, data: bytes) -> None:
         """Keep a checkpoint of the primary, of the log up to a place, if all of that is here. OSError.
 
-        It bounds what the next look at the files, and opening the log here, have to read. What it says of
-        syncs holds on this disk, too; what frames up to it say does not.
+        It bounds what the next look at the files, and opening the log here, have to read.
         """
         if self._has_failed or self._header is None or self.sync() < place:
             return
-        found = checkpoint.decode_checkpoint(data, "the checkpoint of the primary")
-        if found is None or found.log_id != self._header.log_id:
-            return
-        if (found.tail_start, found.tail_position) != (place.segment, place.position):
-            return
-        kept = replace(
-            found,
-            own_epoch=found.epoch + 1,
-            uploaded_limit=0,
-            tier_url=None,
-            is_closed=False,
-            is_epoch_written=False,
-        )
-        self._forget_hints()
-        self._has_sent_hint = True  # before the write: one that reports failure may have happened
-        path = self._directory / checkpoint.FILE_NAME
-        write_hint(self._fs, path, checkpoint.encode_checkpoint(kept))
+        self._hints.keep(place, data, self._header.log_id)
 
     def cut(
         self, start: int, position: int, *, agreed: tuple[int, int] | None = None, first: int = 0
@@ -346,9 +303,9 @@ class Replica:
         """
         self._check_floor(*(agreed or (start, position)), first)
         self._has_failed = True  # until it was looked at again
-        self._differs_from = 0
-        self._forget_hints()
-        self._forget_note()
+        self.note.differs_from = 0
+        self._hints.forget()
+        self.note.forget()
         self._close_file()
         self._sound = {at: one for at, one in self._sound.items() if at < start}
         starts = pick_segments(self._directory, self._fs.list(self._directory))
@@ -374,7 +331,7 @@ class Replica:
             for start, following in pairwise(starts):
                 if following > head or len(unlinked) == OPEN_AT_ONCE:
                     break
-                self._forget_hints()  # the checkpoint may say that the segment is there
+                self._hints.forget()  # the checkpoint may say that the segment is there
                 found = unlink(self._fs, self._path(start))
                 if found is not None:
                     unlinked.append(found)
@@ -447,7 +404,7 @@ class Replica:
         self._sound.pop(start, None)
         is_complete = start < self.end.first and self._completes(place, data)
         if is_complete:
-            self._forget_hints()  # the checkpoint may say that the log begins later
+            self._hints.forget()  # the checkpoint may say that the log begins later
         try:
             count = mend_segment(self._fs, path, created_us, position, data)
         finally:
@@ -506,16 +463,16 @@ class Replica:
                 self.sync()
         finally:
             self._close_file()
-            self._note.close()
+            self.note.close()
 
     def forget_if_emptied(self) -> None:
         """Remove what was noted since the directory was emptied: it is about files that are gone. OSError."""
         names = self._fs.list(self._directory)
         if LOCK_NAME not in names and PROMISE_NAME not in names:
-            self._has_hints = True
-            self._forget_hints()
-            self.floor = 0
-            self._forget_note()
+            self._hints.are_own = True
+            self._hints.forget()
+            self.note.floor = 0
+            self.note.forget()
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -556,7 +513,7 @@ class Replica:
         self._file = ActiveFile(self._fs, path, file, position, _RESERVED_BYTES)
         place = Place(header.start, header.created_us, position)
         self._has_failed = False
-        self._frames_end = found.position
+        self.note.frames_end = found.position
         return CopyEnd(found.epoch, place, found.limit, found.log_id, self._first())
 
     def _begin(self, place: Place, pieces: Sequence[Buffer], *, seals: bool) -> None:
@@ -581,15 +538,15 @@ class Replica:
         if last is not None and is_new:
             self._check_floor(header.start, 0, 0)
         self.sync()
-        if self._has_hints or is_new:
-            self._forget_hints()
+        if self._hints.are_own or is_new:
+            self._hints.forget()
         if is_new:
-            self._forget_note()  # of a segment that is gone, or is begun again
+            self.note.forget()  # of a segment that is gone, or is begun again
         self._close_file()
         path = self._path(header.start)
         self._file = ActiveFile.create(self._fs, path, [data], _RESERVED_BYTES)
         self._header, self._is_sealed = header, seals
-        self._frames_end = HEADER_BYTES
+        self.note.frames_end = HEADER_BYTES
         self.end = CopyEnd(
             max(self.end.epoch, header.epoch),
             place._replace(position=len(data)),
@@ -601,55 +558,18 @@ class Replica:
     def _first(self) -> int:
         return pick_segments(self._directory, self._fs.list(self._directory))[0]
 
-    def _note_synced(self) -> None:
-        """Note the end of the last frame that is durable; a note that cannot be written is removed."""
-        header, place = self._header, self.end.place
-        noted = (place, self.floor, self._differs_from)
-        if self._file is None or header is None or header.salt is None or noted == self._noted:
-            return
-        # By the lengths of frames: a piece that a primary sends may end within one.
-        scan = FrameScan(self._file.pread, place.position, None, ahead_bytes=_SKIP_BYTES)
-        self._frames_end = scan.claimed_limit(self._frames_end, place.position)
-        cell = DurableCell(
-            0, self._differs_from, 0, header.start, self._frames_end, self.floor, header.salt
-        )
-        self._note.store(checkpoint.encode_cell(cell))
-        self._noted = noted
-
     def _check_floor(self, start: int, position: int, first: int) -> None:
         """Raise CorruptionError if more is known to be replicated than what is before a byte of a segment."""
-        if self.floor <= max(start, first, 1):
+        if self.note.floor <= max(start, first, 1):
             return
         kept = 0
         if start in pick_segments(self._directory, self._fs.list(self._directory)):
             kept = limit_at(self._fs, self._path(start), start, position)
-        if kept < self.floor:
-            self._differs_from = max(kept, self.end.first, 1)
+        if kept < self.note.floor:
+            self.note.differs_from = max(kept, self.end.first, 1)
             if not self._has_failed:
                 self.sync()
-            raise two_histories(self._directory, self._differs_from, self.end.limit)
-
-    def _forget_hints(self) -> None:
-        """Remove checkpoint and cell, durably."""
-        if self._has_hints or self._has_sent_hint:
-            self._remove(checkpoint.FILE_NAME, checkpoint.CELL_FILE_NAME)
-            self._has_hints = self._has_sent_hint = False
-
-    def _forget_note(self) -> None:
-        """Remove what says how far the copy was synced, durably."""
-        self._noted = None
-        if self.floor > 1:
-            cell = NOTHING_NOTED._replace(visible_limit=self.floor)
-            self._note.settle(checkpoint.encode_cell(cell))
-            return
-        self._note.park()
-        self._remove(SYNCED_NAME)
-
-    def _remove(self, *names: str) -> None:
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.remove(self._directory / name)
-        self._fs.sync_directory(self._directory)
+            raise two_histories(self._directory, self.note.differs_from, self.end.limit)
 
     def _close_file(self) -> None:
         file, self._file = self._file, None
