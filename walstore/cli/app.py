@@ -1,4 +1,4 @@
-"""The typer application: its verbs, and how errors become one line and an exit code."""
+"""The typer application: its commands, and how errors become one line and an exit code."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ GROUPS: Final = "Groups of verbs"
 
 
 class _Grouped(TyperGroup):
-    """Lists the verbs under headings, in the order in which they were added."""
+    """Lists the commands under headings, in the order in which they were added."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         rows: dict[str, list[tuple[str, str]]] = {}
@@ -91,12 +91,12 @@ class _Grouped(TyperGroup):
             text = command.get_short_help_str(_HELP_CHARS)
             rows.setdefault(_headings[name], []).append((name, text))
         width = max(map(len, self.commands))
-        for heading, verbs in rows.items():
+        for heading, commands in rows.items():
             with formatter.section(heading):
-                formatter.write_dl([(name.ljust(width), text) for name, text in verbs])
+                formatter.write_dl([(name.ljust(width), text) for name, text in commands])
 
 
-class _Verb(TyperCommand):
+class _CheckedCommand(TyperCommand):
     """Refuses values that are not UTF-8, before anything is opened; paths may be any bytes."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -145,28 +145,28 @@ class _ReaderGoneError(Exception):
     """Whoever read stdout had enough. Not an OSError, which typer would make an exit code of."""
 
 
-Verb: TypeAlias = Callable[..., Coroutine[Any, Any, Report | None] | Report | None]
+Command: TypeAlias = Callable[..., Coroutine[Any, Any, Report | None] | Report | None]
 """A function whose parameters are arguments and options. It returns what is printed, or prints itself."""
 
 
-def _add(heading: str, verb: Verb, about: str) -> None:
-    """Add a verb with its examples; ``about`` describes it in fewer words than its help."""
-    _headings[verb.__name__] = heading
-    _add_to(app, verb, about)
+def _add(heading: str, command: Command, about: str) -> None:
+    """Add a command with its examples; ``about`` describes it in fewer words than its help."""
+    _headings[command.__name__] = heading
+    _add_to(app, command, about)
 
 
-def _add_to(group: typer.Typer, verb: Verb, about: str, *, name: str | None = None) -> None:
-    """Add a verb to the program or to a group of verbs. Each gets --json, also one that returns a report."""
-    examples = getattr(sys.modules[verb.__module__], f"{verb.__name__.upper()}_EXAMPLES")
-    taken = signature(verb, eval_str=True)
+def _add_to(group: typer.Typer, command: Command, about: str, *, name: str | None = None) -> None:
+    """Add a command to the program or to a group. Each gets --json, also one that returns a report."""
+    examples = getattr(sys.modules[command.__module__], f"{command.__name__.upper()}_EXAMPLES")
+    taken = signature(command, eval_str=True)
     prints_itself = _AS_JSON.name in taken.parameters
 
-    @functools.wraps(verb)
+    @functools.wraps(command)
     def guarded(*, as_json: bool, **options: Any) -> None:
         if prints_itself:
             options[_AS_JSON.name] = as_json
         try:
-            done = verb(**options)
+            done = command(**options)
             report = run_async(done) if isinstance(done, Coroutine) else done
             if report is not None:
                 report.print(as_json=as_json)
@@ -178,7 +178,9 @@ def _add_to(group: typer.Typer, verb: Verb, about: str, *, name: str | None = No
     if not prints_itself:
         parameters = [*taken.parameters.values(), _AS_JSON]
         guarded.__signature__ = taken.replace(parameters=parameters)  # type: ignore[attr-defined]
-    group.command(name, cls=_Verb, epilog=f"\b\nExamples:\n{examples}", short_help=about)(guarded)
+    group.command(name, cls=_CheckedCommand, epilog=f"\b\nExamples:\n{examples}", short_help=about)(
+        guarded
+    )
 
 
 _add(RECORDS, append.append, "append records from stdin to a log")
@@ -274,12 +276,12 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    """Take the options that stand before the verb."""
+    """Take the options that stand before the command."""
 
 
 @functools.cache
 def _command() -> Any:
-    """Return the program. Built once: typer looks at each parameter of each verb, which takes 30 ms."""
+    """Return the program. Built once: typer looks at each parameter of each command, which takes 30 ms."""
     return get_command(app)
 
 
