@@ -20,6 +20,7 @@ from walstore.cluster.allocator import allocate
 from walstore.cluster.hosted_log import HostedLog, has_copy
 from walstore.cluster.joining import check_directory, check_reached
 from walstore.cluster.machine_looks import MachineQuestions
+from walstore.cluster.member_entry import MemberEntry
 from walstore.cluster.member_state import MemberState
 from walstore.cluster.replication.node import ReplicaNode
 from walstore.cluster.replication.replication import Replication
@@ -44,14 +45,12 @@ from walstore.log.wal import Wal
 from walstore.net.wire.address import Address, parse_address
 from walstore.topology.documents import (
     LOGS,
-    MEMBERS,
     PREFIX,
     LogSpec,
-    Member,
     check_log_name,
     check_web,
 )
-from walstore.topology.key_values import KeyValue, KeyValues
+from walstore.topology.key_values import KeyValues
 from walstore.topology.session import LEASE_SECONDS, Session
 
 logger = logging.getLogger("walstore")
@@ -418,10 +417,11 @@ class ClusterMember(MemberState, MustClose):
     # -- inside ------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        entry = MemberEntry(self, zone=self._zone, web=self._web)
         async with asyncio.TaskGroup() as group:
             helpers = [
                 group.create_task(self._guard(self.view.run, "the view of the cluster")),
-                group.create_task(self._guard(self._announce, "the entry of this machine")),
+                group.create_task(self._guard(entry.keep, "the entry of this machine")),
                 group.create_task(self._guard(lambda: allocate(self), "the allocator")),
                 group.create_task(self._guard(self.stored.run, "the logs in stores")),
             ]
@@ -481,70 +481,3 @@ class ClusterMember(MemberState, MustClose):
             except Exception:
                 logger.exception("%s ended by a defect, and begins again", what)
                 await self.clock.sleep(_PAUSE_SECONDS)
-
-    async def _announce(self) -> None:
-        """Keep this machine's entry, with the lease of the session, whatever it is now.
-
-        Another program that is announced at this address later has taken the place of this one. An entry that
-        the store does not have any more, since it was set back, is made again.
-        """
-        key, announced, revision = self.view.key(MEMBERS, self.address), 0, 0
-        entry = Member(self.address, self.make_tag().hex(), self._zone, self._web, self.home)
-
-        def is_replaced() -> bool:
-            now = self.view.members.get(self.address)
-            is_other = now is not None and now.tag != entry.tag
-            return is_other and bool(announced) and self.view.revisions.get(key, 0) > revision
-
-        def is_missing() -> bool:
-            now, lease = self.view.members.get(self.address), self.session.lease
-            return lease != 0 and (lease != announced or now is None or now.tag != entry.tag)
-
-        while True:
-            await self.view.wait(lambda: is_missing() or is_replaced())
-            if is_replaced():
-                by = self.view.members[self.address].home or "another program"
-                self.replaced_by = (
-                    f"{by} serves a cluster at {self.address} now, and this machine, {self.home}, leaves it. "
-                    "If both are to be machines, give each an address (--advertise) and a directory of its "
-                    "own"
-                )
-                logger.error("%s", self.replaced_by)
-                self.is_closing = True
-                self.view.notify()
-                return
-            wanted = self.session.lease
-            try:
-                found = await self.keys.get(key)
-                expected = 0 if found is None else found.revision
-                if found is not None and (found.value, found.lease) == (entry.encode(), wanted):
-                    announced, revision = wanted, expected
-                    await self.clock.sleep(_PAUSE_SECONDS)  # the view will have it
-                    continue
-                if found is not None and not announced:
-                    entry = entry._replace(replaced=self._replaces(found))
-                swap = await self.keys.swap(key, entry.encode(), expected=expected, lease=wanted)
-            except WalError as error:
-                logger.warning("this machine cannot be announced: %s", error)
-            else:
-                if swap.happened and swap.found is not None:
-                    announced, revision = wanted, swap.found.revision
-                    continue
-            await self.clock.sleep(_PAUSE_SECONDS)
-
-    def _replaces(self, found: KeyValue) -> str:
-        """Return the home of the machine whose entry is there, if it is not an earlier start of this one."""
-        try:
-            home = Member.decode(found.value, found.key).home
-        except WalError:
-            return ""
-        if home in ("", self.home):
-            return ""
-        logger.warning(
-            "this machine, %s, takes the place of %s at %s; if both are to be machines, give each an address "
-            "(--advertise) and a directory of its own",
-            self.home,
-            home,
-            self.address,
-        )
-        return home
