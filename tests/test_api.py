@@ -9,7 +9,7 @@ import pytest
 
 from tests.test_docs import ROOT
 from tools.api import listed, signatures
-from tools.reference import PAGES
+from tools.reference_contents import PAGES
 
 
 @pytest.fixture(scope="module")

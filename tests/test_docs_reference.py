@@ -11,7 +11,8 @@ import tomllib
 import pytest
 
 from tests.test_docs import ROOT
-from tools.reference import DOCS, PAGES, SECTIONS, pages, public_errors
+from tools.reference import DOCS, pages, public_errors
+from tools.reference_contents import PAGES, SECTIONS
 
 MODULES = ["walstore", "uploader", "uploader.stores", "walstore.messages", "walstore.metrics"]
 MODULES += [

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from tests.cases import case
-from tools.reference import INSIDE, PAGES, _function, _members
+from tools.class_section import function_of, members_of
+from tools.reference_contents import INSIDE, PAGES
 from uploader import Collection, LogTable, plan_rebuild, rebuild
 from uploader.stores import MeteredStore, ObjectStore, open_store
 from uploader.stores.hedged import HedgedStore
@@ -102,8 +103,8 @@ def _functions(value: Any) -> Iterator[tuple[str, Any]]:
     if inspect.isclass(value):
         if INSIDE not in (value.__init__.__doc__ or "") and "__init__" in vars(value):
             yield "", value.__init__
-        for name, member in _members(value):
-            function = _function(member)[0]
+        for name, member in members_of(value):
+            function = function_of(member)[0]
             if function is not None:
                 yield name, function
 

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.reference import HIDDEN, INSIDE, PAGES, is_coroutine, signature_of
+from tools.docstrings import is_coroutine, signature_of
+from tools.reference_contents import HIDDEN, INSIDE, PAGES
 
 LIST = Path(__file__).parent.parent / "tests" / "golden" / "api.txt"
 
