@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
@@ -41,13 +41,13 @@ from walstore.net.wire.message import (
     encode,
 )
 from walstore.net.wire.verbs import READ
-from walstore.serve.answer import PreparedAnswer, encode_answer, size_of
 from walstore.serve.fetching import Fetching
 from walstore.serve.figures import ServerFigures
 from walstore.serve.greeting import Greeting, read_greeting
 from walstore.serve.incoming import Incoming
-from walstore.serve.outgoing import SHORT_BYTES, Outgoing
+from walstore.serve.outgoing import Outgoing
 from walstore.serve.reading import begin_read
+from walstore.serve.responder import Responder
 from walstore.serve.running_requests import RunningRequests
 from walstore.serve.serve_settings import ServeSettings
 from walstore.serve.services import Asked, LogService, NodeService, ReadService, Service
@@ -128,7 +128,6 @@ class ClientConnection(asyncio.Protocol):
         settings, self._figures = owner.settings, owner.figures
         self._decoder = Decoder(most_bytes=settings.message_bytes, is_greeted=False)
         self._transport: asyncio.Transport | None = None
-        self._running = RunningRequests(self._write, self._settle)
         self._service: Service | None = None
         self._tunnel: Tunnel | None = None
         self._leaving: asyncio.Task[None] | None = None
@@ -137,6 +136,8 @@ class ClientConnection(asyncio.Protocol):
         # What the heads of its requests hold, by the request.
         self._heads: dict[int, int] = {}
         self._outgoing = Outgoing(owner.outgoing, settings.write_buffer_bytes)
+        self._responder = Responder(self._outgoing, self._figures, self._monotonic, self._on_full)
+        self._running = RunningRequests(self._responder.write, self._settle)
         self._reads_paused = False
         self._greeting: int | None = None
         """Number of the greeting while it is being answered."""
@@ -146,7 +147,7 @@ class ClientConnection(asyncio.Protocol):
         self._is_used = False
         """Whether a request followed the greeting and what belongs to it."""
         now = self._monotonic()
-        self._said_at = self._heard_at = now
+        self._heard_at = now
         self._taking = Taking(now)
         self.since = now
         """When it last made progress: nothing half received and nothing that the client does not take."""
@@ -158,11 +159,13 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet, and wait for the client's greeting."""
         self._transport = cast("asyncio.Transport", transport)
-        self._outgoing.begin(self._transport)
         self.peer = str(transport.get_extra_info("peername") or "a local client")
+        self._responder.begin(self._transport, self.peer)
         if not self._owner.joined(self):
             self._transport.write(PREAMBLE)
-            self._refuse(0, StorageUnavailableError("the server has too many connections"))
+            self._responder.refuse(
+                0, StorageUnavailableError("the server has too many connections")
+            )
             self._outgoing.close()
             return
         self._transport.write(PREAMBLE)
@@ -249,9 +252,11 @@ class ClientConnection(asyncio.Protocol):
         """
         is_unread = self._reads_paused or self._decoder.lengths is not None
         is_greeted = self._is_used or self._decoder.number != NO_REQUEST
-        is_due = now - self._said_at >= _SAY_SECONDS and self._outgoing.taken_bytes is None
+        is_due = (
+            now - self._responder.said_at >= _SAY_SECONDS and self._outgoing.taken_bytes is None
+        )
         if is_unread and is_greeted and is_due and self._service is not None:
-            self._write(encode(Kind.DONE, NO_REQUEST, None))
+            self._responder.write(encode(Kind.DONE, NO_REQUEST, None))
 
     @property
     def used_bytes(self) -> int:
@@ -298,14 +303,14 @@ class ClientConnection(asyncio.Protocol):
         if self._moves:
             self._say_goodbye(MOVES)
         if self._moves or why is NOT_BEGUN:
-            self._write(encode(Kind.FAILED, number, why))
+            self._responder.write(encode(Kind.FAILED, number, why))
         if not self._moves:
             self.close()
 
     def _say_goodbye(self, why: bool | None) -> None:  # noqa: FBT001
         if not self._is_leaving:
             self._is_leaving, self.since = True, self._monotonic()
-            self._write(encode(Kind.GOODBYE, 0, why))
+            self._responder.write(encode(Kind.GOODBYE, 0, why))
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -370,7 +375,7 @@ class ClientConnection(asyncio.Protocol):
             return False
         self._incoming.drop()
         self._turns.leave(self)
-        self._write(encode(Kind.FAILED, dropped, _NOT_WRITTEN))
+        self._responder.write(encode(Kind.FAILED, dropped, _NOT_WRITTEN))
         return True
 
     @property
@@ -401,7 +406,7 @@ class ClientConnection(asyncio.Protocol):
         if not self._is_greeted and message.kind != Kind.HELLO:
             raise ProtocolViolationError("another message than a greeting at the beginning")
         if self._owner.is_stopping and message.kind not in (Kind.CANCEL, Kind.HELLO):
-            self._write(encode(Kind.FAILED, message.id, NOT_BEGUN))
+            self._responder.write(encode(Kind.FAILED, message.id, NOT_BEGUN))
             return False
         if self._is_over:
             self._make_room(message.id, NOT_BEGUN)
@@ -441,7 +446,7 @@ class ClientConnection(asyncio.Protocol):
                         "a call that is none: its head is name and arguments"
                     )
         except (WalError, ValueError, TypeError) as error:
-            self._refuse(message.id, error)
+            self._responder.refuse(message.id, error)
             return False
         self._figures.requests[asked.label] += 1
         work = self._answer(message.id, asked.begin)
@@ -453,7 +458,7 @@ class ClientConnection(asyncio.Protocol):
             answer = await begin()
             if self._tunnel is not None:
                 return  # the other machine answers
-            await self._send(number, answer)
+            await self._responder.send(number, answer)
             if number == self._greeting and self._is_greeted:
                 self._go_on()
         except Exception as error:  # noqa: BLE001 - the client gets it
@@ -462,7 +467,7 @@ class ClientConnection(asyncio.Protocol):
             elif self._is_over:  # what became of the request is known to the next primary
                 self._make_room(number, UNDECIDED)
             else:
-                self._refuse(number, error)
+                self._responder.refuse(number, error)
                 if not self._is_greeted:
                     self.close()
 
@@ -532,39 +537,6 @@ class ClientConnection(asyncio.Protocol):
     def _read(self, service: Service, head: Any) -> Begin:
         return begin_read(self._owner.fetching, service, head, self._owner.settings.read_bytes)
 
-    # -- answers -----------------------------------------------------------------------------
-
-    async def _send(self, number: int, answer: Any) -> None:
-        """Write an answer: a short one now, a larger one in turn."""
-        if not isinstance(answer, PreparedAnswer):
-            pieces = encode_answer(number, answer)
-            if size_of(pieces) <= SHORT_BYTES:
-                self._write(pieces)
-                return
-            made, answer = answer, PreparedAnswer(lambda _: _as_it_is(made), size_of(pieces))
-            del pieces
-        await self._outgoing.send(answer, partial(encode_answer, number), self._write)
-
-    def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
-        self._figures.sent_bytes += size_of(pieces)
-        self._said_at = self._monotonic()
-        was_writable = self._outgoing.is_writable
-        self._outgoing.write(pieces)
-        if was_writable and not self._outgoing.is_writable:
-            self.since = self._monotonic()
-            self._balance()
-
-    def _refuse(self, number: int, error: BaseException) -> None:
-        """Answer a request with its error. Others of the connection go on, whatever is wrong with it."""
-        if isinstance(error, ProtocolViolationError):
-            error = ValueError(f"the server did nothing, as it received {error}")
-        if not isinstance(error, WalError | ValueError | TypeError | RuntimeError):
-            logger.error("a request of %s failed by a defect", self.peer, exc_info=error)
-        self._figures.errors[type(error).__name__] += 1
-        self._write(encode(Kind.FAILED, number, pack_error(error)))
-
     def _violated(self, error: ProtocolViolationError) -> None:
         """End a connection that does not speak the protocol, and tell the other side why.
 
@@ -576,10 +548,15 @@ class ClientConnection(asyncio.Protocol):
         self._figures.dropped += 1
         logger.warning("%s is disconnected: it sent %s", self.peer, error)
         refusal = OutcomeUnknownError(f"the server ended the connection: it received {error}")
-        self._write(encode(Kind.FAILED, NO_REQUEST, pack_error(refusal)))
+        self._responder.write(encode(Kind.FAILED, NO_REQUEST, pack_error(refusal)))
         self._outgoing.close()
 
     # -- budget ------------------------------------------------------------------------------
+
+    def _on_full(self) -> None:
+        """Read no more: the client has to take what it was sent."""
+        self.since = self._monotonic()
+        self._balance()
 
     def _balance(self) -> None:
         """Read from the client while it has credit and takes its answers; begin what waits for that."""
@@ -615,7 +592,3 @@ _APPEND: Final = Kind.APPEND
 _READ: Final = Kind.READ
 """Of each request: to look up a member takes as long as two calls."""
 _ANSWERED: Final = frozenset((Kind.APPEND, Kind.READ, Kind.CALL))
-
-
-async def _as_it_is(answer: Any) -> Any:
-    return answer
