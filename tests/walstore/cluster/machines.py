@@ -137,3 +137,16 @@ class Machines:
 
     async def connect(self, name: str = "orders", **options: Any) -> RemoteWal:
         return await connect([machine.address for machine in self.all], log=name, **options)
+
+
+async def read(machines: Machines, name: str = "orders") -> list[bytes]:
+    async with await machines.connect(name) as remote, remote.reader(follow=False) as reader:
+        return [record.value async for record in reader]
+
+
+def present(cluster: Machines) -> list[str]:
+    leader = cluster.leader()
+    wal = None if leader is None else leader.led()
+    if wal is None:
+        return []
+    return [copy.address for copy in wal.statistics().copies if copy.is_present]
