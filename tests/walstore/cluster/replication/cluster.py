@@ -12,6 +12,8 @@ from tests.clocks import SkippingClock
 from tests.waiting import until
 from walstore import Replication, Settings, Wal
 from walstore.cluster.replication.node import ReplicaNode
+from walstore.positions.cursors.directory import DIRECTORY_NAME
+from walstore.positions.groups.group import Group
 from walstore.serve import Server
 
 SMALL = Settings(segment_bytes=65536)
@@ -125,3 +127,39 @@ async def values(wal: Wal) -> list[bytes]:
     """Return the values of all records that readers see."""
     async with wal.reader(follow=False) as reader:
         return [record.value async for record in reader]
+
+
+async def positions(wal: Any) -> dict[str, int]:
+    return {one.name: one.position for one in await wal.cursors()}
+
+
+async def change_primary(cluster: Cluster, old: int, new: int) -> Wal:
+    """Bring back the machine of a primary that is closed, as a node, and open the log on another."""
+    await cluster.machines[old].start()
+    return await cluster.primary(new)
+
+
+def cursor_files(cluster: Cluster, number: int) -> list[str]:
+    directory = cluster.machines[number].path / "orders" / DIRECTORY_NAME
+    if not directory.exists():
+        return []
+    return sorted(path.name for path in directory.iterdir() if path.name[0] != ".")
+
+
+async def take(group: Group, count: int) -> list[Any]:
+    """Take so many jobs."""
+    jobs: list[Any] = []
+    async with asyncio.timeout(60):
+        while len(jobs) < count:
+            jobs += await group.fetch(max_jobs=count - len(jobs))
+    return jobs
+
+
+@asynccontextmanager
+async def leading(cluster: Cluster, number: int) -> AsyncIterator[Wal]:
+    wal = await cluster.primary(number)
+    try:
+        async with Server.open(wal, unix=cluster.machines[number].socket):
+            yield wal
+    finally:
+        await wal.aclose()

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import until
-from tests.walstore.cluster.replication.cluster import Cluster
-from tests.walstore.cluster.replication.test_cursors import (
+from tests.walstore.cluster.replication.cluster import (
+    Cluster,
     change_primary,
-    cluster,
     leading,
     positions,
     take,
 )
+from tests.walstore.cluster.replication.test_cursors import cluster
 from walstore import (
     LimitExceededError,
     Record,
