@@ -7,93 +7,36 @@ has on disk, and is refused when it is opened again. Level ``cloud`` is never ac
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import random
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.cloud import FAST, SMALL, URL, cloud_values, put_fragment, snapshot, values
+from tests.cloud import URL, cloud_values, put_fragment, snapshot, values
 from tests.effort import first_seed, some
-from tests.uploader.logs import collect
+from tests.two_machines import (
+    IDLE,
+    both,
+    claim_in,
+    close,
+    outcome,
+    play,
+    records,
+    tier,
+)
 from tests.waiting import until
-from uploader import ChainSettings, CloudLog, CloudTier, CloudWriter, UploadSettings, restore, seal
+from uploader import CloudLog, CloudWriter, restore, seal
 from uploader.format import layout
-from uploader.format.manifest import Manifest
 from uploader.layouts.log_session import Layout
-from uploader.layouts.swapped_root import SwappedRoot
-from uploader.root.ownership import Claim
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, faults
 from walstore import ContentionError, FencedError, LogSealedError, Wal, WalClosedError
-from walstore.core.runtime.threads import Worker
 from walstore.errors import (
-    CorruptionError,
     OutcomeUnknownError,
     StorageUnavailableError,
     WalError,
 )
 from walstore.testing import ManualClock
-
-LAYOUTS: list[Layout] = ["swap", "chain"]
-IDLE = UploadSettings(fragment_bytes=4096, fragment_age_seconds=3600.0)
-"""Ships nothing that nobody waits for."""
-
-both = pytest.mark.parametrize("shape", LAYOUTS)
-
-
-@pytest.fixture
-def worker():
-    found = Worker("test")
-    yield found
-    found.close()
-
-
-OBJECTS_FIRST = ChainSettings(inline_bytes=0)
-
-
-def tier(
-    store: MemoryStore | FaultyStore,
-    shape: Layout,
-    settings: UploadSettings = SMALL,
-    *,
-    take_over: bool = False,
-    chain: ChainSettings | None = None,
-) -> CloudTier:
-    """Return a tier in that layout."""
-    return CloudTier(
-        URL,
-        store=store,
-        settings=settings,
-        retry=FAST,
-        layout=shape,
-        chain=chain,
-        take_over=take_over,
-    )
-
-
-async def records(path: Path) -> dict[int, bytes]:
-    """Return what a directory holds, read without the tier."""
-    async with Wal.open(path) as wal:
-        return {record.offset: record.value async for record in wal.reader(follow=False)}
-
-
-async def close(wal: Wal) -> WalError | None:
-    """Close a log and return what that raised."""
-    try:
-        await wal.aclose()
-    except WalError as error:
-        return error
-    return None
-
-
-async def claim_in(store: MemoryStore) -> Claim:
-    """Return the claim that the newest manifest carries."""
-    async with CloudLog.open(URL, store=store) as log:
-        found = Claim.parse(log.manifest.writer)
-    assert found is not None
-    return found
 
 
 @both
@@ -198,198 +141,6 @@ async def test_a_directory_opens_again_and_again(tmp_path, shape) -> None:
     assert len(lives) == 7
     async with Wal.open(tmp_path / "b", tier=tier(store, shape)):
         assert (await claim_in(store)).epoch == 2
-
-
-@both
-async def test_a_mistaken_takeover_is_undone(tmp_path, shape) -> None:
-    """With leave, the first directory gets the prefix back and ships all that it kept; the second stops."""
-    store = MemoryStore()
-    first = await Wal.open(tmp_path / "a", tier=tier(store, shape, IDLE))
-    await first.append(b"1", durability="cloud")
-    await first.append(b"2")
-    second = await Wal.open(tmp_path / "b", tier=tier(store, shape, IDLE))
-    await close(first)
-    async with Wal.open(tmp_path / "a", tier=tier(store, shape, take_over=True)) as wal:
-        assert await wal.append(b"3", durability="cloud") == 3
-        with pytest.raises(FencedError):
-            await second.append(b"too late", durability="cloud")
-    assert isinstance(await close(second), WalClosedError)
-    assert await cloud_values(store) == [b"1", b"2", b"3"]
-    with pytest.raises(FencedError):
-        await Wal.open(tmp_path / "b", tier=tier(store, shape))
-    async with Wal.open(tmp_path / "a", tier=tier(store, shape)):  # needs no leave again
-        assert (await claim_in(store)).epoch == 3
-
-
-@both
-async def test_a_takeover_that_bore_records_is_not_undone(tmp_path, shape) -> None:
-    """The first directory lacks what the second one shipped: it is refused, and the second goes on."""
-    store = MemoryStore()
-    async with Wal.open(tmp_path / "a", tier=tier(store, shape)) as wal:
-        await wal.append(b"both")
-    async with Wal.open(tmp_path / "b", tier=tier(store, shape)) as second:
-        await second.append(b"theirs", durability="cloud")
-        with pytest.raises(ContentionError, match="this log ends at 2"):
-            await Wal.open(tmp_path / "a", tier=tier(store, shape, take_over=True))
-        await second.append(b"goes on", durability="cloud")
-    assert await cloud_values(store) == [b"both", b"theirs", b"goes on"]
-
-
-@both
-async def test_records_that_differ_are_not_shipped_with_leave(tmp_path, shape) -> None:
-    """A directory that went its own way is as long, but holds something else: nothing of it is shipped."""
-    store = MemoryStore()
-    first = await Wal.open(tmp_path / "a", tier=tier(store, shape, IDLE))
-    await first.append(b"both", durability="cloud")
-    await first.append(b"ours")
-    async with Wal.open(tmp_path / "b", tier=tier(store, shape)) as second:
-        await second.append(b"theirs", durability="cloud")
-    await close(first)
-    before = await snapshot(store)
-    for _ in range(2):
-        with pytest.raises(FencedError, match="holds other records"):
-            await Wal.open(tmp_path / "a", tier=tier(store, shape, take_over=True))
-    assert await snapshot(store) == before
-    assert await records(tmp_path / "a") == {1: b"both", 2: b"ours"}
-    assert await cloud_values(store) == [b"both", b"theirs"]
-
-
-@both
-async def test_one_record_that_is_the_same_proves_nothing(tmp_path, shape) -> None:
-    """The newest fragments of both sides are alike, and the ones before them are not."""
-    store = MemoryStore()
-    first = await Wal.open(tmp_path / "a", tier=tier(store, shape, IDLE))
-    await first.append(b"both", durability="cloud")
-    for value in (b"ours", b"beat"):
-        await first.append(value)
-    async with Wal.open(tmp_path / "b", tier=tier(store, shape)) as second:
-        for value in (b"theirs", b"beat"):
-            await second.append(value, durability="cloud")
-    await close(first)
-    with pytest.raises(FencedError, match="holds other records"):
-        await Wal.open(tmp_path / "a", tier=tier(store, shape, take_over=True))
-    async with Wal.open(tmp_path / "b", tier=tier(store, shape)) as second:
-        assert await second.append(b"goes on", durability="cloud") == 4
-
-
-@both
-async def test_a_store_that_fails_while_a_directory_is_compared(tmp_path, shape) -> None:
-    """The opening fails, nobody is fenced, and the next one succeeds."""
-    store = FaultyStore(MemoryStore())
-    first = await Wal.open(tmp_path / "a", tier=tier(store, shape, IDLE))
-    await first.append(b"1", durability="cloud")
-    await first.aclose()
-    shutil.copytree(tmp_path / "a", tmp_path / "copy")
-    async with Wal.open(tmp_path / "a", tier=tier(store, shape)) as first:
-        await first.append(b"2", durability="cloud")
-        await first.append(b"3")
-    async with Wal.open(tmp_path / "copy") as copy:
-        await copy.append(b"2")
-        await copy.append(b"3")
-    before = await snapshot(store.inner)
-    folder = layout.FRAGMENT_FOLDER if shape == "swap" else "shard"
-    store.on("get", faults.fail(faults.timeout()), key_prefix=folder)
-    with pytest.raises(StorageUnavailableError):
-        await Wal.open(tmp_path / "copy", tier=tier(store, shape))
-    assert await snapshot(store.inner) == before
-    async with Wal.open(tmp_path / "copy", tier=tier(store, shape)) as copy:
-        assert await copy.append(b"4", durability="cloud") == 4
-    assert await cloud_values(store.inner) == [b"1", b"2", b"3", b"4"]
-
-
-async def same_twice(path: Path, store: MemoryStore, shape: Layout) -> None:
-    """Make two directories that hold the same two records, of which the second one shipped the last."""
-    async with Wal.open(path / "a", tier=tier(store, shape, chain=OBJECTS_FIRST)) as wal:
-        await wal.append(b"1", durability="cloud")
-    async with Wal.open(path / "b", tier=tier(store, shape, chain=OBJECTS_FIRST)) as wal:
-        await wal.append(b"2", durability="cloud")
-    async with Wal.open(path / "a") as wal:
-        await wal.append(b"2")
-
-
-@both
-async def test_a_fragment_that_is_missing_cannot_be_compared(tmp_path, shape) -> None:
-    store = MemoryStore()
-    await same_twice(tmp_path, store, shape)
-    folder = layout.FRAGMENT_FOLDER if shape == "swap" else "shard"
-    keys = [listed.key async for listed in store.list(folder)]
-    await store.delete([max(keys)])
-    before = await snapshot(store)
-    with pytest.raises(CorruptionError, match="missing"):
-        await Wal.open(tmp_path / "a", tier=tier(store, shape, take_over=True))
-    assert await snapshot(store) == before
-
-
-async def test_a_fragment_that_is_collected_meanwhile_is_not_missing(tmp_path, worker) -> None:
-    store = FaultyStore(MemoryStore())
-    await same_twice(tmp_path, store.inner, "swap")
-    others = SwappedRoot(store.inner, FAST, worker)
-    await others.load()
-
-    async def take_away() -> None:
-        await collect(others, store.inner, 2)
-
-    store.on("get", faults.call(take_away), key_prefix=layout.FRAGMENT_FOLDER)
-    async with Wal.open(tmp_path / "a", tier=tier(store, "swap", take_over=True)) as wal:
-        assert await wal.append(b"3", durability="cloud") == 3
-    assert await cloud_values(store.inner) == [b"3"]
-
-
-@both
-async def test_a_fragment_that_arrives_late_is_in_nobodys_way(tmp_path, shape) -> None:
-    """The first machine's put lands where the second one's next fragment belongs."""
-    inner = MemoryStore()
-    slow = FaultyStore(inner)
-    first = await Wal.open(tmp_path / "a", tier=tier(slow, shape, IDLE, chain=OBJECTS_FIRST))
-    await first.append(b"both", durability="cloud")
-    folder = layout.FRAGMENT_FOLDER if shape == "swap" else "shard"
-    release, reached = asyncio.Event(), asyncio.Event()
-    slow.on("put_if_absent", faults.hang(release, reached), key_prefix=folder)
-    async with asyncio.TaskGroup() as group:
-        waiting = group.create_task(outcome(first.append(b"late", durability="cloud")))
-        await reached.wait()
-        async with Wal.open(tmp_path / "b", tier=tier(inner, shape)) as second:
-            release.set()
-            assert isinstance(await waiting, FencedError)
-            for number in range(2, 6):
-                assert await second.append(b"theirs %d" % number, durability="cloud") == number
-    await close(first)
-    assert await cloud_values(inner) == [b"both", *(b"theirs %d" % n for n in range(2, 6))]
-
-
-async def outcome(appending) -> BaseException | int:
-    """Return what an append returned or raised."""
-    try:
-        return await appending
-    except WalError as error:
-        return error
-
-
-async def test_fragments_of_a_loser_are_not_adopted(tmp_path) -> None:
-    """They lie where the log goes on, and behind: a third directory begins at the manifest's end."""
-    inner = MemoryStore()
-    first = FaultyStore(inner)
-    wal = await Wal.open(tmp_path / "a", tier=tier(first, "swap", IDLE))
-    first.on("put_if_match", faults.fail(faults.timeout("not_written")), times=10**9)
-    before = first.count("put_if_match").requests
-    async with asyncio.TaskGroup() as group:
-        waiting = group.create_task(outcome(wal.append(b"a" * 9000, durability="cloud")))
-        await until(lambda: first.count("put_if_match").requests > before)
-        await (await Wal.open(tmp_path / "b", tier=tier(inner, "swap", IDLE))).aclose()
-        first.is_killed = True
-        await asyncio.wait((waiting,))
-    with contextlib.suppress(BaseException):
-        await wal.aclose()
-    # The second one took the orphan over, in the first one's name: it was all of the log there was.
-    assert await cloud_values(inner) == [b"a" * 9000]
-    entry = Manifest.parse((await inner.get(layout.MANIFEST)).data).fragments[-1]
-    loser = (await inner.get(entry.path)).data  # made in epoch 1
-    await inner.put_if_absent(layout.fragment_path(entry.seq_no + 1), loser)
-    await inner.put_if_absent(layout.fragment_path(entry.seq_no + 2), loser)
-    async with Wal.open(tmp_path / "c", tier=tier(inner, "swap")) as third:
-        assert await third.append(b"third", durability="cloud") == 2
-        assert await third.append(b"more", durability="cloud") == 3
-    assert await cloud_values(inner) == [b"a" * 9000, b"third", b"more"]
 
 
 async def test_what_others_put_is_not_overwritten(tmp_path) -> None:
@@ -583,170 +334,6 @@ async def test_a_cloud_writer_stops_where_a_directory_took_over(tmp_path, shape)
     with pytest.raises(ContentionError, match="CloudWriter"):
         await Wal.open(tmp_path / "a", tier=tier(store, shape))
     assert await snapshot(store) == kept
-
-
-# -- histories -------------------------------------------------------------------------------
-
-HOLE = "behind records that were never uploaded"
-
-
-class Machine:
-    """One machine: a directory, a process or none, and what that process was told."""
-
-    def __init__(self, name: str, path: Path, inner: MemoryStore, shape: Layout) -> None:
-        self.name = name
-        self.path = path
-        self.inner = inner
-        self.shape = shape
-        self.wal: Wal | None = None
-        self.stores = [FaultyStore(inner)]
-        self.directory = path / f"{name}1"
-        self.directories = 1
-        self.on_disk: dict[Path, dict[int, bytes]] = {}
-        self.in_cloud: dict[int, bytes] = {}
-        self.appended = 0
-        self.fenced = 0
-
-    @property
-    def store(self) -> FaultyStore:
-        """The connection of the process that runs."""
-        return self.stores[-1]
-
-    def replace_disk(self) -> None:
-        """Begin with a new directory next time."""
-        self.directories += 1
-        self.directory = self.path / f"{self.name}{self.directories}"
-
-    async def open(self) -> None:
-        """Start the process; if its directory was taken over from, the next one gets a new disk."""
-        try:
-            self.wal = await Wal.open(self.directory, tier=tier(self.store, self.shape))
-        except FencedError:
-            self.fenced += 1
-            self.replace_disk()
-            self.stores.append(FaultyStore(self.inner))
-        except ContentionError as error:
-            # A fragment before others never came; only a disk that was replaced has its records.
-            if HOLE not in str(error):
-                raise
-            self.directory = self.path / f"{self.name}{max(1, self.directories - 1)}"
-        except (OutcomeUnknownError, StorageUnavailableError, faults.StoreKilled):
-            self.stores.append(FaultyStore(self.inner))
-
-    async def append(self, level: str, count: int) -> None:
-        """Append, and note what was acknowledged; a process that was told to stop ends."""
-        assert self.wal is not None
-        self.appended += 1
-        content = [b"%s %d %d" % (self.name.encode(), self.appended, n) for n in range(count)]
-        try:
-            span = await self.wal.append_many(content, durability=level)
-        except WalError as error:
-            await self.give_up(error)
-            return
-        acknowledged = dict(zip(span, content, strict=True))
-        self.on_disk.setdefault(self.directory, {}).update(acknowledged)
-        if level == "cloud":
-            assert not self.in_cloud.keys() & acknowledged.keys()
-            self.in_cloud.update(acknowledged)
-
-    async def give_up(self, error: WalError) -> None:
-        """End a process whose append was refused: it was killed, or was taken over from."""
-        assert self.wal is not None
-        if self.store.is_killed:
-            assert isinstance(error, StorageUnavailableError | WalClosedError)
-        else:
-            assert isinstance(error, FencedError | WalClosedError)
-            assert getattr(error, "reason", "fenced") == "fenced"
-            self.fenced += 1
-            with pytest.raises(WalClosedError):
-                self.wal.append_nowait(b"refused")
-        await self.stop(is_killed=self.store.is_killed)
-
-    async def stop(self, *, is_killed: bool) -> None:
-        """End the process, as it should or without another request."""
-        wal, self.wal = self.wal, None
-        self.store.is_killed = is_killed
-        if wal is not None:
-            with contextlib.suppress(WalError, faults.StoreKilled, BaseExceptionGroup):
-                await wal.aclose()
-        self.stores.append(FaultyStore(self.inner))
-
-
-async def play(path: Path, shape: Layout, seed: int, steps: int) -> int:
-    """Let two machines do anything for a while, check what became of it; return how often one lost."""
-    rng, inner = random.Random(seed), MemoryStore()
-    await (await Wal.open(path / "first", tier=tier(inner, shape))).aclose()
-    machines = [Machine(name, path, inner, shape) for name in "ab"]
-    for _ in range(steps):
-        machine = rng.choice(machines)
-        act = rng.choice(["append", "append", "cloud", "fault", "fault", "stop", "late", "disk"])
-        if machine.wal is None and act in {"append", "cloud", "stop"}:
-            await machine.open()
-        elif act in {"append", "cloud"}:
-            level = "disk" if act == "append" else "cloud"
-            await machine.append(level, rng.choice([1, 1, 3, 12]))
-        elif act == "stop":
-            await machine.stop(is_killed=rng.random() < 0.6)
-        elif act == "fault":
-            plan_fault(rng, machine.store)
-        elif act == "late":
-            await rng.choice(machine.stores).deliver(newest_first=rng.random() < 0.5)
-        elif machine.wal is None and rng.random() < 0.3:
-            machine.replace_disk()
-    for machine in machines:
-        await machine.stop(is_killed=rng.random() < 0.5)
-    in_order = [store for machine in machines for store in machine.stores]
-    for store in rng.sample(in_order, len(in_order)):
-        await store.deliver(newest_first=rng.random() < 0.5)
-    await check(path, machines, inner, shape)
-    return sum(machine.fenced for machine in machines)
-
-
-def plan_fault(rng: random.Random, store: FaultyStore) -> None:
-    """Let a request to come fail, or be answered late, or happen late."""
-    kind = rng.choice(["put_if_absent", "put_if_match", "put_if_absent", "get"])
-    fault = rng.choice(
-        [
-            faults.fail(faults.timeout("not_written")),
-            faults.happen_then_fail(faults.timeout()),
-            faults.postpone(store.late) if kind != "get" else faults.fail(faults.timeout()),
-            faults.report("412", happens=True) if kind != "get" else faults.fail(faults.busy()),
-            faults.kill(),
-        ]
-    )
-    prefix = rng.choice(["manifest/", "manifest/", "log/", "shard"])
-    nth, times = rng.choice([1, 1, 2, 3, 5]), rng.choice([1, 1, 2])
-    store.on(kind, fault, nth=nth, times=times, key_prefix=prefix)
-
-
-async def open_last(path: Path, machines: list[Machine], inner: MemoryStore, shape: Layout) -> Wal:
-    """Open a new directory, or an old one without which some fragments are behind a hole."""
-    old = [directory for machine in machines for directory in machine.path.glob(f"{machine.name}*")]
-    for directory in (path / "last", *sorted(old)):
-        try:
-            return await Wal.open(directory, tier=tier(inner, shape))
-        except ContentionError as error:
-            if HOLE not in str(error):
-                raise
-        except FencedError:
-            if directory not in old:
-                raise
-    raise AssertionError("no directory goes on")
-
-
-async def check(path: Path, machines: list[Machine], inner: MemoryStore, shape: Layout) -> None:
-    """Whoever comes last goes on; nothing acknowledged is lost where it was acknowledged."""
-    async with await open_last(path, machines, inner, shape) as wal:
-        last = await wal.append(b"last", durability="cloud")
-    found = dict(enumerate(await cloud_values(inner), 1))
-    assert found[last] == b"last"
-    first, second = (machine.in_cloud for machine in machines)
-    assert not first.keys() & second.keys()
-    for acknowledged in (first, second):
-        assert acknowledged.items() <= found.items()
-    for machine in machines:
-        for directory, acknowledged in machine.on_disk.items():
-            assert acknowledged.items() <= (await records(directory)).items()
 
 
 @both
