@@ -166,10 +166,7 @@ def own() -> selection.Graph:
         ("tests/spark_path/sitecustomize.py", "tests/walstore/spark/sink/test_sink_spark.py"),
         ("walstore/core/runtime/extras.py", "tests/walstore/core/runtime/test_extras.py"),
         ("tests/golden/log_v1/CHECKPOINT", "tests/golden/test_golden_log.py"),
-        (
-            "tests/golden/wal3_garbage/cursor.json",
-            "tests/uploader/positions/cursors/test_cloud_cursors.py",
-        ),
+        ("tests/golden/wal3_garbage/cursor.json", "tests/uploader/format/test_cloud_cursor.py"),
         ("docs/format.md", "tests/walstore/core/format/test_frame.py"),
         ("docs/cli.md", "tests/walstore/cli/test_docs.py"),
         ("examples/order_book.py", "tests/examples/test_examples.py"),
