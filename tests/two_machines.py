@@ -22,7 +22,6 @@ from walstore.errors import (
 )
 
 LAYOUTS: list[Layout] = ["swap", "chain"]
-
 IDLE = UploadSettings(fragment_bytes=4096, fragment_age_seconds=3600.0)
 """Ships nothing that nobody waits for."""
 
