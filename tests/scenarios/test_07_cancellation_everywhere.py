@@ -37,7 +37,7 @@ from tests.local import (
     read_all,
 )
 from tests.waiting import until
-from tools.reference import is_coroutine
+from tools.docstrings import is_coroutine
 from walstore import Wal, WouldBlock
 from walstore.core.faces.fence import Fence
 from walstore.core.faces.producer import Producer
