@@ -125,7 +125,7 @@ def prepare() -> None:
     warnings.simplefilter("error")
     logging.disable(logging.ERROR)
     logging.getLogger("asyncio").manager.disable = logging.NOTSET
-    logging.getLogger("walstore").disabled = True
+    logging.getLogger("walstore").setLevel(logging.CRITICAL + 1)
 
 
 if __name__ == "__main__":

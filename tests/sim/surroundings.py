@@ -73,8 +73,8 @@ def where(task: asyncio.Task[Any]) -> str:
 def quiet() -> Iterator[None]:
     """Log nothing, and do not mind what processes that were killed leave behind."""
     logger = logging.getLogger("walstore")
-    before = logger.disabled
-    logger.disabled = True
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
@@ -83,4 +83,4 @@ def quiet() -> Iterator[None]:
             )
             yield
     finally:
-        logger.disabled = before
+        logger.setLevel(before)

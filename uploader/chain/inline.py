@@ -41,7 +41,7 @@ from walstore.core.runtime.clock import SystemClock
 from walstore.core.runtime.threads import Lane
 from walstore.errors import CorruptionError, FormatVersionError, OutcomeUnknownError, WalError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.upload")
 
 MOST_OPEN: Final = 32
 """Fragments without an object at once; with more, objects are put first, as without inline fragments."""

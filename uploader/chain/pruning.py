@@ -19,7 +19,7 @@ from uploader.runtime.task_groups import BackgroundTask
 from uploader.stores.port import ObjectStore, Rule, remove
 from walstore.errors import WalError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.upload")
 
 _BATCH: Final = 128
 KEPT_SLOTS: Final = 512

@@ -31,7 +31,7 @@ from walstore.core.runtime.resource import abandon_in_children
 from walstore.core.runtime.threads import Lane, Pool
 from walstore.errors import WalClosedError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.upload")
 
 LEAST_BYTES: Final = 1 << 20
 """Smaller fragments are encoded here: they take a few milliseconds."""

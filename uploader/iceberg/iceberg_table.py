@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table, Transaction
     from pyiceberg.table.snapshots import Snapshot
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.iceberg")
 
 Marks: TypeAlias = Mapping[str, str]
 

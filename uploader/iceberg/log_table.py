@@ -49,7 +49,7 @@ from walstore.errors import (
 if TYPE_CHECKING:
     from pyiceberg.table import Transaction
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.iceberg")
 
 POLL_SECONDS: Final = 0.5
 _AT_ONCE: Final = 200

@@ -47,7 +47,7 @@ from walstore.core.ports import Clock
 from walstore.core.runtime.threads import Worker
 from walstore.errors import InvalidSettingsError, WalError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.upload")
 
 STALE_SECONDS = 6 * 86_400.0
 """A write that was begun so long ago is not committed any more: a sweep may be removing it."""

@@ -46,7 +46,7 @@ from uploader.write.stream_guard import StreamGuard
 from walstore.core.runtime.threads import Worker
 from walstore.errors import ContentionError, CorruptionError, OutcomeUnknownError, WalError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.upload")
 
 Move = Callable[[LogPlan, PublishPlace], Awaitable[LogPlan]]
 """Notes that the plan continues at another place, durably, and returns the plan as it is then: another driver

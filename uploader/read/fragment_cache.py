@@ -31,7 +31,7 @@ from walstore.core.runtime.threads import Worker
 from walstore.core.validation.arguments import as_int
 from walstore.errors import InvalidSettingsError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.read")
 
 SUFFIX: Final = ".fragment"
 _PASSING: Final = ".tmp"

@@ -35,7 +35,7 @@ from walstore.core.runtime.lru_cache import LruCache
 from walstore.core.runtime.threads import Worker
 from walstore.errors import CorruptionError, WalError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.read")
 
 _T = TypeVar("_T")
 

@@ -61,7 +61,7 @@ class GarbageFile(SwappedDocument[Garbage]):
         )
 
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.upload")
 
 LOOK_SECONDS: Final = 2.0
 """How often a writer that publishes without such a pause looks; one request, if nothing is announced. Others

@@ -22,7 +22,7 @@ from uploader.stores.retry import RetryPolicy
 from walstore.core.runtime.threads import Lane
 from walstore.errors import CorruptionError, WalError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.upload")
 
 
 class Roller:

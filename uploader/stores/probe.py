@@ -69,7 +69,7 @@ PROBE_FOLDER = "walstore-probe"
 MARK_FOLDER = "walstore-mark"
 _MOST_BYTES = 64 << 10
 
-_LOGGER = logging.getLogger(__name__)
+_LOGGER = logging.getLogger("walstore.stores")
 _PROOFS: WeakKeyDictionary[object, Proof] = WeakKeyDictionary()
 
 

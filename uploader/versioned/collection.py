@@ -59,7 +59,7 @@ from walstore.errors import (
     InvalidSettingsError,
 )
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.collections")
 
 _FIRST_WRITER: Final = "main"
 _AT_ONCE: Final = 1000

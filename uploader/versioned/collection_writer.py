@@ -39,7 +39,7 @@ from walstore.errors import (
     WalError,
 )
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.collections")
 
 _REFRESH_SECONDS: Final = cas.TRUSTED_SECONDS / 2
 """A head that is older is read again next to the put."""

@@ -60,7 +60,7 @@ from walstore.errors import (
     WalClosedError,
 )
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.collections")
 
 _ROUNDS: Final = 100
 _MOST_NAME_CHARACTERS: Final = 200

@@ -34,7 +34,7 @@ from walstore.errors import (
     WalError,
 )
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.collections")
 
 _RENEWALS_PER_LEASE: Final = 4
 _REREADS: Final = 5

@@ -31,7 +31,7 @@ from walstore.core.batches.batch import Batch
 from walstore.core.tier_port import TierSource
 from walstore.errors import ContentionError, WalError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.upload")
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

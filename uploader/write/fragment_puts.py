@@ -49,7 +49,7 @@ from walstore.errors import (
     WalError,
 )
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.upload")
 
 MayVoid = Callable[[Orphan], Awaitable[bool]]
 """Returns whether a fragment of another writer may be voided."""

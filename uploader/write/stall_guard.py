@@ -35,7 +35,7 @@ from walstore.core.runtime.threads import Worker
 from walstore.core.tier_port import TierSource
 from walstore.errors import DiskFullError, OutcomeUnknownError, StorageUnavailableError, WalError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.upload")
 
 _T = TypeVar("_T")
 

@@ -55,7 +55,7 @@ from walstore.errors import (
     UnsupportedStoreError,
 )
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.upload")
 
 LOOK_SECONDS: Final = 2.0
 """How often a writer that publishes without such a pause reads the table. Others never do, since the program

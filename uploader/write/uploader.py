@@ -46,7 +46,7 @@ from walstore.errors import (
     WalError,
 )
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.upload")
 
 _LEAST_SLEEP_SECONDS = 1e-6
 

@@ -13,7 +13,7 @@ from walstore.topology.documents import LOGS
 if TYPE_CHECKING:
     from walstore.cluster.view import ClusterView
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.cluster")
 
 _LOOK_SECONDS: Final = 0.5
 

@@ -29,7 +29,7 @@ from walstore.topology.leadership import Leadership
 if TYPE_CHECKING:
     from walstore.cluster.view import ClusterView
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.cluster")
 
 _RANK_SECONDS: Final = 0.25
 """How much later than the one before it a candidate tries: the first is normally alone."""

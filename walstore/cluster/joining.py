@@ -29,7 +29,7 @@ from walstore.errors import (
 from walstore.net.wire.address import Address, is_unspecified
 from walstore.topology.documents import Member
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.cluster")
 
 FILE_NAME: Final = ".machine"
 """In the directory with the copies: the machine that joined with it last."""

@@ -53,7 +53,7 @@ from walstore.topology.documents import (
 from walstore.topology.key_values import KeyValues
 from walstore.topology.session import LEASE_SECONDS, Session
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.cluster")
 
 _PAUSE_SECONDS: Final = 0.5
 _FIND_SECONDS: Final = 5.0

@@ -10,7 +10,7 @@ from walstore.errors import WalError
 from walstore.topology.documents import MEMBERS, Member
 from walstore.topology.key_values import KeyValue
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.cluster")
 
 _PAUSE_SECONDS: Final = 0.5
 

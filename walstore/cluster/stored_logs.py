@@ -23,7 +23,7 @@ from walstore.core.runtime.keyed_locks import KeyedLocks
 from walstore.core.runtime.resource import LoopGuard
 from walstore.errors import InvalidSettingsError, WalClosedError, WalError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.cluster")
 
 _LOG_ID_DIGITS: Final = 32
 

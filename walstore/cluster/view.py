@@ -28,7 +28,7 @@ from walstore.topology import documents
 from walstore.topology.documents import PREFIX, Leader, LogSpec, Member, Synced, check_log_name
 from walstore.topology.key_values import HistoryCompactedError, KeyValue, KeyValues
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.cluster")
 
 _PAUSE_SECONDS: Final = 0.2
 _LOOK_SECONDS: Final = 5.0

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from walstore.http.member_logs import MemberLogs
     from walstore.http.proxy import Proxy
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.http")
 
 SANDBOX: Final = "sandbox; default-src 'none'"
 """Policy of every answer without one of its own: a browser shows what a stream holds, and runs none of it."""

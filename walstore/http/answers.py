@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from walstore.core.ports import Clock
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.http")
 
 _SWEEP_SECONDS: Final = 0.5
 _ALL: Final = 1 << 62

@@ -51,7 +51,7 @@ from walstore.positions.cursors.kept import KeptCursors, kept_cursors
 from walstore.positions.cursors.store import CursorStore
 from walstore.records import Durability
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.log")
 
 _CLOSINGS: Final = 10
 """How often closing something is retried when it is cancelled."""
@@ -569,6 +569,7 @@ class Engine(MustClose):
             # The caller that closed the log may have been cancelled.
             logger.warning("closing the log at %s failed: %s", self.path, errors[0])
             raise describe_open(errors[0], self.path) from errors[0]
+        logger.info("%s: closed at %d", self.path, self.state.durable.value)
 
     def _close_files(self) -> None:
         """Close the files, then release the lock: the last call on the writer's thread.

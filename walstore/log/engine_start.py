@@ -28,7 +28,7 @@ from walstore.log.tier_source import RecoveredRecords, local_uploaded_limit
 from walstore.positions.cursors.kept import adopting, cursors_of_files, keeps_cursors
 from walstore.records import Durability
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.log")
 
 
 async def open_engine(
@@ -83,7 +83,19 @@ async def open_engine(
         await begin_to_replicate(engine, replicator)
     elif keeps_cursors(engine.state.registers, path):
         await restore_cursors(engine)
+    logger.info("%s: opened %s", path, _opened_text(engine))
     return engine
+
+
+def _opened_text(engine: Engine) -> str:
+    """Return what an operator asks of a log that was opened just now; what was lost is a warning."""
+    state, tier = engine.state, engine.tier
+    parts = [f"at epoch {engine.opened.tail.epoch}, offsets [{state.head}, {state.durable.value})"]
+    if engine.opened.recovery.created:
+        parts.append("a new log")
+    if tier is not None:
+        parts.append(f"shipped to {tier.url} below {state.uploaded.value}")
+    return "; ".join(parts)
 
 
 async def _enter_and_recover(

@@ -31,7 +31,7 @@ from walstore.core.format.segment import SegmentHeader, SegmentSummary
 from walstore.core.ports import File, FileSystem
 from walstore.errors import CorruptionError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.log")
 
 _CHUNK_BYTES: Final = 8 << 20
 

@@ -50,7 +50,7 @@ from walstore.positions.cursors.kept import Found, cursors_of_files, keeps_curso
 from walstore.positions.groups.journal import remove_journals
 from walstore.positions.groups.kept_journal import restore_journals
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.log")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from walstore.positions.groups.kept_journal import adopting_journals, kept_names
 if TYPE_CHECKING:
     from walstore.log.engine import Engine
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.log")
 
 CLAIMS: Final = RESERVED + "claims"
 """The register with the claims on the log's tier."""

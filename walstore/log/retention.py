@@ -45,7 +45,7 @@ from walstore.positions.cursor_state import CursorInfo
 from walstore.positions.cursors import directory as cursor_directory
 from walstore.positions.cursors.kept import KeptCursors
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.retention")
 
 _ATTEMPTS: Final = 12
 """About five seconds of pauses; moving a cursor takes milliseconds."""

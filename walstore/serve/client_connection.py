@@ -56,7 +56,7 @@ from walstore.serve.transaction_room import TransactionRoom
 from walstore.serve.tunnel import Tunnel, pass_on
 from walstore.serve.turns import SHORT_HEAD_BYTES, Turns
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.serve")
 
 
 _AHEAD_BYTES: Final = 64 << 10

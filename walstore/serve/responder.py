@@ -15,7 +15,7 @@ from walstore.serve.answer import PreparedAnswer, encode_answer, size_of
 from walstore.serve.figures import ServerFigures
 from walstore.serve.outgoing import SHORT_BYTES, Outgoing
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.serve")
 
 
 class Responder:

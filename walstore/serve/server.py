@@ -40,7 +40,7 @@ from walstore.serve.turns import Turns
 from walstore.store.log_catalog import catalog_of
 from walstore.store.wal_store import WalStore
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.serve")
 
 _SWEEP_SECONDS: Final = 1.0
 _ACCEPT_TURNS: Final = 5

@@ -81,7 +81,7 @@ class StoreStatistics:
     """Logs that wait for a share of the channel budget."""
 
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.log")
 
 _T = TypeVar("_T")
 
@@ -336,6 +336,7 @@ class WalStore(ManyLogs, Owned, MustClose):
                 await self._lane.run_owned(delete, lambda _: None)
             except OSError as error:
                 raise describe_open(error, self.path / directory) from error
+            logger.info("%s: deleted", self.path / directory)
 
     async def _announce(self, where: str | None) -> None:
         """Let a WalLockedError of others say where the store is served, or no longer."""

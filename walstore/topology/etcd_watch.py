@@ -18,7 +18,7 @@ from walstore.topology.etcd_messages import (
 from walstore.topology.etcd_stream import EtcdStream
 from walstore.topology.key_values import Events, HistoryCompactedError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.cluster")
 
 _RENEWED_AFTER: Final = 10
 """After so many silent periods it is begun again: only that shows that its connection carries deletions."""

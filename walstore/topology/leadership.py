@@ -14,7 +14,7 @@ from walstore.topology.documents import Leader
 from walstore.topology.key_values import KeyValue, KeyValues, LeaseLostError
 from walstore.topology.session import Session
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.cluster")
 
 _READ_SECONDS: Final = 1.0
 

@@ -20,7 +20,7 @@ from walstore.core.validation.arguments import as_count
 from walstore.errors import WalError
 from walstore.topology.key_values import KeyValues, LeaseLostError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.cluster")
 
 LEASE_SECONDS: Final = 5
 """Default time of a lease: how long others wait for a machine that says nothing."""

@@ -116,7 +116,7 @@ async def test_an_emulator_without_conditional_puts_is_refused(s3_server, s3_url
 
 
 async def test_nothing_is_logged_or_shown_of_the_credentials(s3_url, caplog):
-    with caplog.at_level(logging.DEBUG, logger="uploader"):
+    with caplog.at_level(logging.DEBUG, logger="walstore"):
         async with aclosing(open_store(s3_url)) as store:
             await probe_conditional_puts(store)
             assert "secret-of-the-tests" not in caplog.text + repr(store) + store.url

@@ -33,7 +33,7 @@ from walstore.core.ports import Clock
 from walstore.core.runtime.threads import Worker
 from walstore.errors import CollectionRefusedError, ContentionError, CorruptionError, WalError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.gc")
 
 
 class HeldError(WalError):

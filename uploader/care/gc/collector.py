@@ -53,7 +53,7 @@ from walstore.core.runtime.threads import Worker
 from walstore.core.validation.arguments import as_settings
 from walstore.errors import CollectionRefusedError, ContentionError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.gc")
 
 _ATTEMPTS: Final = 7
 

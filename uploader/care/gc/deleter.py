@@ -37,7 +37,7 @@ from walstore.core.ports import Clock
 from walstore.core.runtime.threads import Worker
 from walstore.errors import CollectionRefusedError, CorruptionError, FormatVersionError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.gc")
 
 _AT_ONCE: Final = 16
 

@@ -23,7 +23,7 @@ from uploader.stores.retry import RetryPolicy
 from walstore.core.ports import Clock
 from walstore.errors import CorruptionError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.gc")
 
 MICROSECONDS: Final = 1_000_000
 _MOST: Final = 64

@@ -91,7 +91,7 @@ def _reason(head: ObservedHead) -> str:
     return f"nothing names it, and the log begins at {head.offset}"
 
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.gc")
 
 _MOST: Final = 100
 """Objects behind the end that are read in one go. A writer has at most a few dozen under way."""

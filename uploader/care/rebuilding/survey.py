@@ -33,7 +33,7 @@ from uploader.stores.port import ObjectStore, StoredObject
 from walstore.core.runtime.threads import Worker
 from walstore.errors import CorruptionError, InvalidSettingsError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.repair")
 _T = TypeVar("_T")
 
 _EXCLUDED: Final = "it was excluded"

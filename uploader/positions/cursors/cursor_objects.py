@@ -39,7 +39,7 @@ from walstore.core.ports import Clock
 from walstore.core.runtime.owned import Owned
 from walstore.errors import CorruptionError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.cursors")
 
 _AT_ONCE: Final = 10
 

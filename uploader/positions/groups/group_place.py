@@ -24,7 +24,7 @@ from walstore.errors import CorruptionError, CursorMovedError, OffsetTrimmedErro
 from walstore.positions.cursor import Cursor
 from walstore.positions.groups.group_settings import GroupSettings
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.groups")
 
 _SAVE_SECONDS: Final = 1.0
 """How far the cursor, and with it what may be collected, may lag behind the floor."""

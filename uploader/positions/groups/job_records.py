@@ -17,7 +17,7 @@ from walstore.positions.groups.group_settings import GroupSettings
 from walstore.positions.groups.letters import append_letter
 from walstore.records import Record
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.groups")
 
 _READ_RECORDS: Final = 512
 _READ_BYTES: Final = 1 << 20

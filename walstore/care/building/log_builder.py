@@ -42,7 +42,7 @@ from walstore.core.ports import Clock, FileSystem
 from walstore.core.settings import Settings
 from walstore.errors import CorruptionError, InvalidSettingsError, WalError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.repair")
 
 _EPOCH: Final = 1
 _HARMLESS: Final = frozenset(

@@ -30,7 +30,7 @@ from walstore.errors import (
 from walstore.topology.documents import Synced
 from walstore.topology.key_values import KeyValue, KeyValues
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.replication")
 
 _PAUSE_SECONDS: Final = 3.0
 """Between two writes while there is always more."""

@@ -17,7 +17,7 @@ from walstore.errors import (
     WalLockedError,
 )
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.replication")
 
 _MOST_CHARACTERS: Final = 500
 _OF_THE_COPY: Final = (

@@ -20,7 +20,7 @@ from walstore.cluster.replication.whole_source import damaged_place, is_same_the
 from walstore.core.runtime.tasks import start_task
 from walstore.errors import CorruptionError, StorageUnavailableError, WalError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.replication")
 
 PART_BYTES: Final = 1 << 20
 """What is read at once: the calls of a copy run one after the other, and others wait meanwhile."""

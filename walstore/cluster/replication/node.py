@@ -42,7 +42,7 @@ from walstore.errors import (
 )
 from walstore.topology.documents import check_log_name
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.replication")
 
 SERVICE: Final = "replication"
 """What a primary asks a server for."""

@@ -44,7 +44,7 @@ from walstore.core.runtime.watermark import Watermark
 from walstore.errors import FencedError, StorageUnavailableError, WalClosedError, WalError
 from walstore.topology.documents import PREFIX, SYNCED, Leader, Synced
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.replication")
 
 _PAUSE_SECONDS: Final = 0.1
 _HINT_SECONDS: Final = 0.5

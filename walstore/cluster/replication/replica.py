@@ -61,7 +61,7 @@ from walstore.errors import ContentionError, CorruptionError, StorageUnavailable
 from walstore.log.entered import enter_log
 from walstore.log.log_end import recover_end
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.replication")
 
 _RESERVED_BYTES: Final = 64 << 20
 """Blocks are reserved ahead up to this size of a segment."""

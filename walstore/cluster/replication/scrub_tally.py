@@ -11,7 +11,7 @@ from walstore.core.format import segment
 from walstore.core.runtime.statistics import CopyScrub
 from walstore.errors import CorruptionError, StorageUnavailableError, WalError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.replication")
 
 
 class OwnTally:

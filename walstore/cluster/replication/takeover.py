@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.replication")
 
 _PAUSE_SECONDS: Final = 0.1
 _HELP_SECONDS: Final = 1.0

@@ -16,7 +16,7 @@ from walstore.core.format.frame import ALIGNMENT
 from walstore.core.format.segment import HEADER_BYTES, decode_header
 from walstore.errors import CorruptionError, StorageUnavailableError, WalError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.replication")
 
 
 class WholeSource:

@@ -26,7 +26,7 @@ from walstore.core.runtime.threads import Lane
 from walstore.core.settings import MIB
 from walstore.errors import DiskFullError, WalClosedError, WalError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.log")
 
 RECHECK_SECONDS: Final = 1.0
 """How often the free space is checked while appends are refused."""

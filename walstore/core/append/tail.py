@@ -50,7 +50,7 @@ from walstore.core.runtime.error_mapping import describe_upkeep, is_full
 from walstore.core.settings import Settings
 from walstore.errors import WalError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.log")
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")

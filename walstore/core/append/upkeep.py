@@ -24,7 +24,7 @@ from walstore.core.ports import File, FileSystem
 from walstore.core.replication_port import SegmentTee
 from walstore.core.settings import Settings
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.log")
 
 _REPLICATED_CHECKPOINT_BYTES: Final = 16 * 1024 * 1024
 _REPLICATED_CHECKPOINT_WRITES: Final = 1024

@@ -20,7 +20,7 @@ from walstore.core.ports import FileSystem
 from walstore.core.runtime.error_mapping import is_full
 from walstore.errors import CorruptionError, LogNotFoundError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.log")
 
 LOCK_NAME: Final = "LOCK"
 REPAIR_NAME: Final = "repair.wal"

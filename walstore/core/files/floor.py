@@ -28,7 +28,7 @@ from walstore.core.format.segment import HEADER_BYTES
 from walstore.core.ports import FileSystem
 from walstore.errors import CorruptionError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.log")
 
 NOTHING_NOTED: Final = DurableCell(0, 0, 0, 0, 0, 0, 0)
 """What a cell says that is not there."""

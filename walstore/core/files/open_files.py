@@ -27,7 +27,7 @@ from walstore.core.files import spare_segment
 from walstore.core.format import segment
 from walstore.core.ports import Buffer, Cell, File, FileSystem
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.log")
 
 _LEAST_STEP_BYTES: Final = 1 << 20
 _MOST_STEP_BYTES: Final = 1 << 24

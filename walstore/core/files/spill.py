@@ -29,7 +29,7 @@ from walstore.core.format.segment import SegmentHeader, SegmentIndex, SegmentStr
 from walstore.core.ports import FileSystem
 from walstore.errors import CorruptionError, Outcome, WalClosedError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.log")
 
 PREFIX: Final = "transaction-"
 SUFFIX: Final = ".tmp"

@@ -15,7 +15,7 @@ from walstore.core.files.directory import write_durably
 from walstore.core.format import segment
 from walstore.core.ports import FileSystem
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.log")
 
 MOST_COPIES: Final = 4
 _SUFFIX: Final = ".broken"

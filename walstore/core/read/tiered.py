@@ -37,7 +37,7 @@ from walstore.core.tier_port import Tier
 from walstore.errors import CorruptionError, OffsetTrimmedError, WalClosedError, WalError
 from walstore.records import Record
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.log")
 
 NOT_LOCAL: Final = "the offset is no longer on local disk"
 """Why a record cannot be shipped."""

@@ -26,7 +26,7 @@ from walstore.core.runtime.owned import NotCopied
 from walstore.core.runtime.tasks import log_failure, shield
 from walstore.errors import WalClosedError, WrongLoopError
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.log")
 
 
 class _Closeable(Protocol):

@@ -13,7 +13,7 @@ from contextvars import Context
 from itertools import chain
 from typing import Any, TypeVar
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.log")
 
 _T = TypeVar("_T")
 

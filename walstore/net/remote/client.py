@@ -45,7 +45,7 @@ from walstore.net.wire.message import (
 )
 from walstore.net.wire.verbs import LIMITS, Fate, Verb
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.client")
 
 _CLOSED: Final = "the connection is closed"
 _PAUSES: Final = (0.02, 1.0)

@@ -38,7 +38,7 @@ from walstore.positions.cursors.undone import (
 )
 from walstore.records import AnyDurability, Record, Start
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.cursors")
 
 
 class ConsumerLog(Protocol):

@@ -14,7 +14,7 @@ from walstore.errors import CursorMovedError, WalClosedError, WalError
 from walstore.positions.cursor import Cursor
 from walstore.positions.cursors.consumer_transaction import ConsumerRegister
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.cursors")
 
 _RENEWALS_PER_LEASE: Final = 3
 

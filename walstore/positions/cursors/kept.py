@@ -41,7 +41,7 @@ from walstore.positions.cursors.directory import (
     remove_cursors,
 )
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.cursors")
 
 PREFIX: Final = RESERVED + "cursor."
 MARKER: Final = RESERVED + "cursors"

@@ -21,7 +21,7 @@ from walstore.positions.cursors.kept import KeptCursors, KeptTable, setting
 from walstore.positions.cursors.queue import Act
 from walstore.positions.queue import CursorRequest, RequestQueue, stopped
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.cursors")
 
 _T = TypeVar("_T")
 _Finish = Callable[[], Awaitable[None]]

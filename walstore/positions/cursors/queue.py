@@ -24,7 +24,7 @@ from walstore.positions.cursors.directory import (
 )
 from walstore.positions.queue import CursorRequest, RequestQueue, stopped
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.cursors")
 
 _T = TypeVar("_T")
 

@@ -35,7 +35,7 @@ from walstore.positions.groups.numbered_letters import NumberedLetters
 from walstore.positions.groups.shared_group import SharedGroup
 from walstore.records import Record
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.groups")
 
 _Parts = Iterator[Iterable[tuple[int, int]]]
 _READ_RECORDS: Final = 512

@@ -35,7 +35,7 @@ from walstore.errors import (
 )
 from walstore.positions.cursor_state import NAME
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.groups")
 
 _T = TypeVar("_T")
 

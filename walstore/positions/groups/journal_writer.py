@@ -14,7 +14,7 @@ from walstore.core.runtime.watermark import Watermark
 from walstore.errors import LimitExceededError, WalError
 from walstore.positions.groups.journal import Journal, Remembered
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.groups")
 
 _BYTES_PER_JOB: Final = 24
 

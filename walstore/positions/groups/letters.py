@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from walstore.errors import RecordTooLargeError
 from walstore.records import NO_HEADERS, Record
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.groups")
 
 
 async def append_letter(

@@ -15,7 +15,7 @@ from walstore.positions.groups.journal_writer import JournalWriter, may_pass
 from walstore.positions.groups.letters import append_letter
 from walstore.records import Record
 
-logger = logging.getLogger("walstore")
+logger = logging.getLogger("walstore.groups")
 
 
 class NumberedLetters:
