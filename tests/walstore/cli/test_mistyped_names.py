@@ -30,8 +30,8 @@ from walstore.serve import Server
 
 pytestmark = pytest.mark.timeout(60)
 
-SERVED: Final = ("tail", "dump", "group", "top")
-"""Verbs that read at the address of a server."""
+SERVED: Final = ("tail", "dump", "group", "top", "inspect", "cursors", "check", "trim", "rotate")
+"""Verbs that a server does."""
 MORE: Final = {
     "cursors": (("--set", "c", "1", "--confirm"), ("--delete", "c", "--confirm")),
     "destroy": (("--confirm",),),

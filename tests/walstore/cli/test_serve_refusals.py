@@ -78,7 +78,10 @@ def test_what_is_refused_leaves_nothing(
         used = f"127.0.0.1:{port.getsockname()[1]}"
         tls = f"--tls-cert {certificate} --tls-key {key}"
         directory = tmp_path / "parent" / "new"
-        given = f"{directory} {kind} {arguments}".format(at=tmp_path, used=used, tls=tls).split()
+        quiet = "--log-level warning"
+        given = f"{directory} {kind} {quiet} {arguments}".format(
+            at=tmp_path, used=used, tls=tls
+        ).split()
         before = sorted(tmp_path.rglob("*"))
         refused = cli("serve", *given)
         assert (refused.code, refused.out) == (code, b"")

@@ -85,7 +85,7 @@ async def test_trim_keeps_what_is_not_shipped(cli: Cli, tmp_path: Path) -> None:
             await wal.append(b"w")
             trim = ("trim", address, "--before", "latest", "--confirm")
             refused = await asyncio.to_thread(cli, *trim)
-            assert (refused.code, "held offsets below 2 now" in refused.error) == (1, True)
+            assert (refused.code, "held offsets below 2 now" in refused.err) == (1, True)
 
 
 async def test_cursors_of_a_served_log(cli: Cli, tmp_path: Path) -> None:
