@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import pyarrow as pa
@@ -36,9 +37,9 @@ async def _replication(_: Any) -> None:
     Replication(nodes=cast("Any", "tls://a:1"))
 
 
-async def _http(tmp_path: Any) -> None:
+async def _http(name: str, tmp_path: Any) -> None:
     async with Wal.open(tmp_path / "log") as log:
-        await HttpServer.open(log, listen="127.0.0.1:0", allow_origins=cast("Any", "http://a"))
+        await HttpServer.open(log, listen="127.0.0.1:0", **cast("Any", {name: "http://a"}))
 
 
 def _deletes(make: Callable[[ObjectStore], Any]) -> Callable[[Any], Awaitable[Any]]:
@@ -58,7 +59,8 @@ async def _s3(_: Any) -> None:
 
 CALLS: dict[str, Callable[[Any], Awaitable[Any]]] = {
     "Replication.nodes": _replication,
-    "HttpServer.open.allow_origins": _http,
+    "HttpServer.open.allow_origins": partial(_http, "allow_origins"),
+    "HttpServer.open.allow_hosts": partial(_http, "allow_hosts"),
     "rebuild.exclude": lambda _: rebuild(MemoryStore(), "w", exclude=cast("Any", "ab")),
     "plan_rebuild.exclude": lambda _: plan_rebuild("memory://x", exclude=cast("Any", "ab")),
     "Collection.open.key": lambda _: Collection.open(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from walstore.cli.errors import UsageError
+from walstore.cli.output import visible
 from walstore.core.settings import Settings
 from walstore.core.validation.fields import GIB, KIB, MIB, Rule, rule_of, show
 from walstore.errors import InvalidSettingsError
@@ -28,13 +29,16 @@ VERSION: Final = 1
 """Version of the file's format; a file without one has this."""
 PREFIX: Final = "WALSTORE_"
 """``log.retention_bytes`` is ``WALSTORE_LOG_RETENTION_BYTES`` in the environment."""
+_SHOWN: Final = 200
+"""How many characters of a wrong value are shown."""
 NONE: Final = "none"
 """How None is written: TOML has no word for it."""
 
+_DRAINS: Final = ("serve.drain_seconds", "http.drain_seconds")
 _UNITS: Final = {"KiB": KIB, "MiB": MIB, "GiB": GIB}
 _KUBERNETES: Final = re.compile(r".*_(SERVICE_(HOST|PORT.*)|PORT|PORT_\d+_(TCP|UDP|SCTP).*)")
 """Variables that Kubernetes sets for a service, here for one named ``walstore-log``."""
-_SIZE: Final = re.compile(r"(\d[\d_]*) ?(KiB|MiB|GiB)")
+_SIZE: Final = re.compile(r"([0-9]{1,18}) ?(KiB|MiB|GiB)")
 
 
 class Source(NamedTuple):
@@ -57,10 +61,12 @@ class Configuration:
         file_name: str = "",
         environment: Mapping[str, str] | None = None,
         given: Sequence[str] = (),
+        drain_seconds: float | None = None,
     ) -> None:
         """Check all values; UsageError for one that is unknown, given twice, or not allowed.
 
-        ``file`` is the content of a TOML file, ``given`` are the texts of ``--set``.
+        ``file`` is the content of a TOML file, ``given`` are the texts of ``--set``, ``drain_seconds`` is the
+        option of that name.
         """
         self._rules: Final = dict(_rules(_sections()))
         self._sources: Final[dict[str, Source]] = {}
@@ -70,6 +76,9 @@ class Configuration:
             self._put(name, (environment or {})[variable], variable)
         for name, value in self._of_options(given):
             self._put(name, value, "--set")
+        if drain_seconds is not None:
+            for name in _DRAINS:
+                self._put(name, drain_seconds, "--drain-seconds")
         self.log: Final[Settings] = self._make("log", Settings)
         self.store: Final[StoreSettings] = self._make("store", StoreSettings)
         self.serve: Final[ServeSettings] = self._make("serve", ServeSettings)
@@ -215,15 +224,18 @@ def configure(
     ``drain_seconds`` is an option of its own for a setting of two sections. UsageError as of
     :class:`Configuration`, or if the file cannot be read.
     """
-    file = {} if path is None else parse_file(_read(path), str(path))
+    file = {} if path is None else parse_file(_read(path), visible(path))
     if drain_seconds is not None:
-        drains = [f"{section}.drain_seconds" for section in ("serve", "http")]
-        if any(text.partition("=")[0].strip() in drains for text in given):
-            raise UsageError(
-                f"--drain-seconds is for {' and '.join(drains)}, which --set gives, too"
-            )
-        given = [*given, *(f"{name}={drain_seconds}" for name in drains)]
-    return Configuration(file=file, file_name=str(path), environment=os.environ, given=given)
+        drains = " and ".join(_DRAINS)
+        if any(text.partition("=")[0].strip() in _DRAINS for text in given):
+            raise UsageError(f"--drain-seconds is for {drains}, which --set gives, too")
+    return Configuration(
+        file=file,
+        file_name=visible(path),
+        environment=os.environ,
+        given=given,
+        drain_seconds=drain_seconds,
+    )
 
 
 def _read(path: Path) -> bytes:
@@ -241,8 +253,11 @@ def variable_of(name: str) -> str:
 def parse_file(content: bytes, file_name: str) -> dict[str, Any]:
     """Return the content of a TOML file; UsageError if it is none."""
     try:
-        return tomllib.loads(content.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # also a number of too many digits, and deep nesting
         raise UsageError(f"{file_name} is no TOML file: {error}") from None
 
 
@@ -306,8 +321,8 @@ def _parsed(text: str, rule: Rule) -> Any:
         return int(found[1]) * _UNITS[found[2]]
     try:
         value = tomllib.loads(f"value = {word}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+    except (ValueError, RecursionError):  # no TOML, or a number of too many digits
+        return text[:_SHOWN]
     return value if isinstance(value, bool | int | float) else text
 
 

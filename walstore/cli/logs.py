@@ -53,12 +53,12 @@ class _Warnings(_Handler):
 
 class _TextMessages(_Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line; one more for each line of a traceback."""
-        about = f"{_time(record)} {record.levelname} {record.name}: "
-        first, *more = self.format(record).splitlines() or [""]
-        write_line(about + visible(first))
-        for line in more:
-            write_line(f"    {visible(line)}")
+        """Write a line, and one for each line of a traceback."""
+        message = record.getMessage()
+        write_line(f"{_time(record)} {record.levelname} {record.name}: {visible(message)}")
+        if record.exc_info:
+            for line in logging.Formatter().formatException(record.exc_info).splitlines():
+                write_line(f"    {visible(line)}")
 
 
 class _JsonMessages(_Handler):

@@ -26,6 +26,7 @@ from walstore.cluster.joining import check_host
 from walstore.core.files.locks import COPIES_NAME, STORE_NAME
 from walstore.core.runtime.memory import collect_rarely, return_large_blocks
 from walstore.core.validation.arguments import as_token
+from walstore.http.access import check_hosts
 from walstore.net.wire.address import check_socket_path, is_loopback, parse_address, parse_listen
 from walstore.topology.session import LEASE_SECONDS
 
@@ -202,6 +203,7 @@ def serve(
     _check_options(
         has_certificate=tls_cert is not None,
         is_complete=(tls_cert is None) is (tls_key is None),
+        is_hidden=behind_proxy,
         listens=tcp is not None or http is not None,
         given=given,
     )
@@ -219,12 +221,17 @@ def serve(
     }
     if shared["token"] is not None:
         as_token(shared["token"])
+        if allow_hosts:
+            raise UsageError(
+                "--allow-host is for servers without a token: with one, any host will do"
+            )
     _check_listens(
         {"--tcp": tcp, "--http": http},
         has_token=shared["token"] is not None,
         is_hidden=shared["tls"] is not None or behind_proxy,
     )
     shared["behind_proxy"] = behind_proxy
+    check_hosts(allow_hosts or ())
     if metrics is not None:
         parse_listen(metrics)
     if advertise is not None:
@@ -312,13 +319,22 @@ _EXCLUDED: Final = {
 
 
 def _check_options(
-    *, has_certificate: bool, is_complete: bool, listens: bool, given: dict[str, bool]
+    *,
+    has_certificate: bool,
+    is_complete: bool,
+    is_hidden: bool,
+    listens: bool,
+    given: dict[str, bool],
 ) -> None:
     """Raise UsageError for options that need others, or go without them."""
     if not is_complete:
         raise UsageError("--tls-cert and --tls-key belong together")
-    if has_certificate and not listens:
-        raise UsageError("--tls-cert and --tls-key need --tcp HOST:PORT or --http HOST:PORT")
+    for name, is_given in (
+        ("--tls-cert and --tls-key", has_certificate),
+        ("--behind-proxy", is_hidden),
+    ):
+        if is_given and not listens:
+            raise UsageError(f"{name} can do nothing without --tcp HOST:PORT or --http HOST:PORT")
     for name, needed in _NEEDED.items():
         if given[name] and not given[needed.partition(" ")[0]]:
             raise UsageError(f"{name} needs {needed}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from walstore.errors import InvalidSettingsError
 from walstore.http.protocol import PREFIX, TICKET, RefusedError
 from walstore.http.tickets import Tickets
 from walstore.net.wire.address import is_loopback
@@ -21,6 +23,7 @@ _EXPOSED: Final = (
     "Stream-SSE-Data-Encoding, Producer-Epoch, Producer-Seq, Producer-Expected-Seq, Producer-Received-Seq, "
     "ETag, Location"
 )
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/@\[\]]+))(?::[0-9]{1,5})?")
 _HOSTS: Final = 64
 """How many texts of the header Host are remembered: clients send the same one again and again."""
 _CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
@@ -54,7 +57,7 @@ class Access:
         self._token = token
         self._origins = frozenset(allow_origins)
         self._tickets = tickets
-        self._hosts = frozenset(host.lower() for host in allow_hosts)
+        self._hosts = frozenset(map(_host_of, allow_hosts))
         self._is_local = is_local
 
     @property
@@ -124,6 +127,16 @@ class Access:
         return "*" in self._origins or origin in self._origins
 
 
+def check_hosts(hosts: Sequence[str]) -> None:
+    """Raise InvalidSettingsError for what is no name or address of a host, without a port."""
+    for text in hosts:
+        found = _HOST.fullmatch(text)
+        if found is None or text not in (found[2], f"[{found[1]}]"):
+            raise InvalidSettingsError(
+                f"allow_hosts takes names of hosts such as log.example, not {text!r}"
+            )
+
+
 @lru_cache(_HOSTS)
 def _is_this_machine(text: str) -> bool:
     return is_loopback(_host_of(text))
@@ -131,9 +144,5 @@ def _is_this_machine(text: str) -> bool:
 
 def _host_of(text: str) -> str:
     """Return the host that a request is for; all of the text if it is more than a host and a port."""
-    try:
-        parts = urlsplit(f"//{text}")
-        found = parts.hostname or ""
-    except ValueError:  # brackets that are not closed
-        return text
-    return found if parts.netloc == text and "@" not in text else text
+    found = _HOST.fullmatch(text)
+    return text if found is None else (found[1] or found[2]).lower().removesuffix(".")

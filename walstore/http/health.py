@@ -59,10 +59,10 @@ class Health:
             return ""
         if self._logs.is_closing:
             return "the logs are closed, or not open yet"
-        failed = sum(
-            wal.statistics().tier_failure is not None for wal in self._logs.opened().values()
+        failed = len(self._logs.failed())
+        return (
+            f"{failed} log(s) failed, or are not shipped until an operator acts" if failed else ""
         )
-        return f"shipping of {failed} log(s) ended or waits for an operator" if failed else ""
 
     async def _metrics(self, request: web.Request) -> web.Response:
         """What Prometheus scrapes."""

@@ -21,7 +21,7 @@ from walstore.core.runtime.resource import LoopGuard, MustClose, Opening, Unclos
 from walstore.core.runtime.tasks import start_task
 from walstore.core.validation.arguments import as_texts, as_token
 from walstore.errors import InvalidSettingsError, WalError
-from walstore.http.access import Access
+from walstore.http.access import Access, check_hosts
 from walstore.http.connections import Connections
 from walstore.http.http_settings import HttpSettings
 from walstore.http.looking import Looking, WatchedCollection
@@ -99,6 +99,7 @@ class HttpServer(MustClose):
             raise InvalidSettingsError("a token is never empty")
         allow_origins = as_texts(allow_origins, "allow_origins")
         allow_hosts = as_texts(allow_hosts, "allow_hosts")
+        check_hosts(allow_hosts)
         if (logs is None) is (cluster is None):
             raise InvalidSettingsError("an HTTP server serves logs, or cluster= with logs None")
         members = None if cluster is None else MemberLogs(cluster)

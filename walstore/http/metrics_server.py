@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from walstore.store.log_catalog import LogCatalog
 
-_CONNECTIONS: Final = 64
-_IDLE_SECONDS: Final = 30.0
+_CONNECTIONS: Final = 256
+_IDLE_SECONDS: Final = 5.0
 
 
 @asynccontextmanager
@@ -38,14 +38,16 @@ async def serve_metrics(
 ) -> AsyncIterator[str]:
     """Serve them at ``HOST:PORT``, any address of this machine, until the block ends; yield the URL.
 
-    Nothing there needs a token or TLS: names of logs and figures can be read, no record. A connection has one
-    request, and 30 seconds. InvalidSettingsError for what is no place, StorageUnavailableError if another
-    program is there, MissingExtraError if aiohttp is not installed.
+    Nothing there needs a token or TLS: names of logs and figures can be read, no record. There are 256
+    connections at a time, each with one request and five seconds to send it. InvalidSettingsError for what is
+    no place, StorageUnavailableError if another program is there, MissingExtraError if aiohttp is not
+    installed.
     """
     await asyncio.get_running_loop().run_in_executor(None, import_server)
     from aiohttp import web
 
     from walstore.http.health import Health
+    from walstore.http.server_log import ServerLog
 
     @web.middleware
     async def once(
@@ -66,7 +68,7 @@ async def serve_metrics(
         await sockets.listen(None, place)
         app = web.Application(middlewares=[once], client_max_size=1)
         Health(logs, is_stopping, registry).add_to(app)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        runner = web.AppRunner(app, shutdown_timeout=0.1, logger=ServerLog(), access_log=None)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         connections = Connections(

@@ -36,6 +36,10 @@ class LogCatalog(ABC):
     def opened(self) -> Mapping[str, Wal]:
         """Return the logs that are open here now."""
 
+    def failed(self) -> list[Wal]:
+        """Return the logs here that failed, or whose shipping ended or waits for an operator."""
+        return [wal for wal in self.opened().values() if has_failed(wal)]
+
     @abstractmethod
     async def logs(self) -> list[str]:
         """Return the names of all logs, open or not, in order."""
@@ -68,6 +72,12 @@ class LogCatalog(ABC):
         return None
 
 
+def has_failed(wal: Wal) -> bool:
+    """Return whether a log, or its shipping, does not go on by itself."""
+    now = wal.statistics()
+    return now.failure is not None or now.tier_failure is not None
+
+
 class OneLog(LogCatalog):
     """One log, whose name is that of its directory."""
 
@@ -84,7 +94,7 @@ class OneLog(LogCatalog):
         return self._wal.is_closing
 
     def opened(self) -> Mapping[str, Wal]:
-        """Return the log."""
+        """Return the log, also if it is closed."""
         return {self._wal.path.name: self._wal}
 
     async def logs(self) -> list[str]:

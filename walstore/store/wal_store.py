@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,7 @@ from walstore.store.directory import (
     name_of,
     open_store,
 )
-from walstore.store.log_catalog import LogCatalog, ManyLogs
+from walstore.store.log_catalog import LogCatalog, ManyLogs, has_failed
 from walstore.store.store_settings import StoreSettings
 
 
@@ -398,7 +398,7 @@ class WalStore(ManyLogs, Owned, MustClose):
     def catalog(self) -> LogCatalog:
         """Not for callers: the logs, as a server has them."""
         find = partial(self._find, creates=False)
-        return _StoreCatalog(self, find, self._make, self._announce)
+        return _StoreCatalog(self, find, self._make, self._announce, self._logs.values)
 
     def check_owner(self) -> None:
         """Not for callers: as of :class:`walstore.core.runtime.owned.Owned`."""
@@ -529,8 +529,10 @@ class _StoreCatalog(LogCatalog):
         find: Callable[[str], Awaitable[Wal | None]],
         make: Callable[[str, Callable[[Wal], Awaitable[Any]]], Awaitable[Any]],
         announce: Callable[[str | None], Awaitable[None]],
+        every: Callable[[], Iterable[Wal]],
     ) -> None:
         self._store = store
+        self._all = every
         self._find, self._make, self._announce = find, make, announce
 
     @property
@@ -539,6 +541,9 @@ class _StoreCatalog(LogCatalog):
 
     def opened(self) -> dict[str, Wal]:
         return self._store.opened()
+
+    def failed(self) -> list[Wal]:
+        return [wal for wal in self._all() if has_failed(wal)]
 
     async def logs(self) -> list[str]:
         return await self._store.logs()

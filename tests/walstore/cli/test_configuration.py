@@ -184,9 +184,36 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
         configure(tmp_path / "missing.toml", [], None)
 
 
+def test_numbers_of_too_many_digits_and_deep_nesting_are_refused(tmp_path: Path) -> None:
+    for value in ("9" * 5000, "9" * 5000 + "GiB", "[" * 5000):
+        with pytest.raises(UsageError, match=r"log\.cache_bytes must be") as told:
+            Configuration(given=[f"log.cache_bytes={value}"])
+        assert len(str(told.value)) < 1000
+        with pytest.raises(UsageError, match=r"w\.toml"):
+            content = parse_file(f"[log]\ncache_bytes = {value}".encode(), "w.toml")
+            Configuration(file=content, file_name="w.toml")
+    with pytest.raises(UsageError, match=r"w\.toml is no TOML file"):
+        parse_file(b"version = " + b"9" * 5000, "w.toml")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file() -> None:
+    assert parse_file("[log]\n".encode("utf-8-sig"), "w.toml") == {"log": {}}
+
+
+def test_a_name_of_a_file_cannot_add_settings(tmp_path: Path) -> None:
+    path = tmp_path / "a\nmin_free_bytes = 0 #.toml"
+    path.write_text("[log]\ncache_bytes = 7\n")
+    found = configure(path, [], None)
+    again = tomllib.loads(found.as_toml({}))
+    assert again["log"]["min_free_bytes"] == "64 MiB"
+    assert r"a\nmin_free_bytes" in found.as_json()["log.cache_bytes"]["source"]
+
+
 def test_the_time_to_drain_is_one_setting_of_two_sections() -> None:
     found = configure(None, [], 7.0)
     assert (found.serve.drain_seconds, found.http.drain_seconds) == (7.0, 7.0)
+    assert found.as_json()["serve.drain_seconds"]["source"] == "--drain-seconds"
+    found.check_used({"http": "--http"})  # nobody gave that one alone
     assert (configure(None, [], None).http.drain_seconds) == 10.0
     with pytest.raises(UsageError, match=re.escape("--drain-seconds is for serve.drain_seconds")):
         configure(None, ["serve.drain_seconds=3"], 7.0)

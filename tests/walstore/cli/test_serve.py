@@ -195,6 +195,22 @@ async def test_behind_a_proxy_with_figures_of_its_own(tmp_path: Path) -> None:
                 assert answer.status == 200
 
 
+def test_a_message_is_one_line_whatever_is_in_it(tmp_path: Path) -> None:
+    with serving(tmp_path / "a\nb\x1b[31m", stderr=subprocess.PIPE) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        lines = process.stderr.read().decode().splitlines()
+    assert all(re.match(r"\d{4}-", line) for line in lines)
+    assert r"a\nb\x1b[31m" in lines[0]
+
+
+def test_the_time_to_drain_needs_no_http(tmp_path: Path) -> None:
+    with serving(tmp_path / "orders", "--drain-seconds", 5) as (process, said):
+        assert len(said["addresses"]) == 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
 @pytest.mark.parametrize("is_abstract", [False, True])
 def test_systemd_is_told(tmp_path: Path, is_abstract: bool) -> None:
     name = f"@walstore-{os.urandom(8).hex()}" if is_abstract else str(tmp_path / "notify")
@@ -325,8 +341,13 @@ def test_mistakes(tmp_path: Path, cli: Cli) -> None:
             "needs a token in WALSTORE_TOKEN; or",
         ),
         ([tmp_path / "l", "--allow-host", "log.example"], "--allow-host needs --http"),
+        (
+            [tmp_path / "l", "--http", "127.0.0.1:0", "--allow-host", "http://x/"],
+            "takes names of hosts such as log.example, not",
+        ),
+        ([tmp_path / "l", "--behind-proxy"], "--behind-proxy can do nothing without --tcp"),
         ([tmp_path / "l", "--tls-cert", "a"], "belong together"),
-        ([tmp_path / "l", "--tls-cert", "a", "--tls-key", "b"], "--tcp"),
+        ([tmp_path / "l", "--tls-cert", "a", "--tls-key", "b"], "without --tcp"),
         (
             [tmp_path / "l", "--tcp", "127.0.0.1:0", "--tls-cert", "a", "--tls-key", "b"],
             "cannot use",

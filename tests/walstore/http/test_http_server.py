@@ -16,14 +16,15 @@ import aiohttp
 import pytest
 
 from tests.cases import case
-from tests.cloud import tier
+from tests.cloud import FAST, SMALL, URL, tier
 from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.http.conftest import QUICK, Served, serving
 from tests.walstore.serve.certificates import make_certificate
+from uploader import CloudTier
 from uploader.stores.memory import MemoryStore
 from uploader.testing import faults
 from uploader.testing.faults import FaultyStore
-from walstore import InvalidSettingsError, StorageUnavailableError, Wal, WalStore
+from walstore import InvalidSettingsError, StorageUnavailableError, Wal, WalError, WalStore
 from walstore.http import HttpServer, HttpSettings
 from walstore.testing import FaultyFileSystem
 
@@ -417,7 +418,14 @@ async def test_a_proxy_of_this_machine_is_named(tmp_path: Path) -> None:
         assert await served.status("PUT", "s", Host="LOG.example:443", **TEXT) == 201
         assert await served.status("GET", "s", Host="localhost") == 200
         assert await served.status("GET", "s", Host="evil.example") == 421
-        assert await served.status("GET", "s", Host="log.example@evil.example") == 421
+        assert await served.status("GET", "s", Host="log.example.") == 200
+        assert await served.status("GET", "s", Host="localhost.:80") == 200
+        for host in (
+            *("log.example@evil.example", "127.0.0.1:80.evil.com", "log.example:x"),
+            *("[::1].evil.com", "[::1]evil", "log.example:80:80"),
+        ):
+            with case(host):
+                assert await served.status("GET", "s", Host=host) == 421
 
 
 async def test_behind_a_proxy_a_token_is_enough(tmp_path: Path) -> None:
@@ -456,7 +464,29 @@ async def test_it_is_not_ready_while_shipping_waits_for_an_operator(tmp_path: Pa
             await wal.append(b"v", durability="cloud")
         status, said = await ready()
         assert (status, said["status"]) == (503, "not ready")
-        assert said["reason"] == "shipping of 1 log(s) ended or waits for an operator"
+        assert said["reason"] == "1 log(s) failed, or are not shipped until an operator acts"
         is_refusing = False
         await wal.wait_durable(1, "cloud")
         assert await ready() == (200, {"status": "ready"})
+
+
+async def test_it_is_not_ready_once_a_log_of_a_store_was_taken_over(tmp_path: Path) -> None:
+    """That log has closed itself, and the server serves the others."""
+    inner = MemoryStore()
+    store = await WalStore.open(tmp_path / "store", tier=lambda name: tier(inner))
+    async with (
+        HttpServer.open(store, "127.0.0.1:0", settings=QUICK) as server,
+        aiohttp.ClientSession() as session,
+    ):
+        wal = await store.wal("orders")
+        await wal.append(b"v", durability="cloud")
+        taker = CloudTier(URL, store=inner, settings=SMALL, retry=FAST, take_over=True)
+        async with Wal.open(tmp_path / "other", tier=taker) as other:
+            await other.append(b"w", durability="cloud")
+        with contextlib.suppress(WalError):
+            await wal.append(b"x", durability="cloud")
+        await until(lambda: wal.statistics().tier_failure is not None)
+        async with session.get(server.addresses[0] + "/ready") as answer:
+            assert (answer.status, (await answer.json())["status"]) == (503, "not ready")
+    with pytest.raises(WalError, match="taken over"):
+        await store.aclose()

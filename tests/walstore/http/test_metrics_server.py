@@ -59,10 +59,10 @@ async def test_a_place_that_is_taken() -> None:
 
 
 async def test_silent_clients_are_few(tmp_path: Path) -> None:
-    """64 connections at a time; a further one ends at once, and there is room when one of them ends."""
+    """256 connections at a time; a further one ends at once, and there is room when one of them ends."""
     async with serve_metrics(None, "127.0.0.1:0", registry=None, is_stopping=bool) as url:
         host, port = url.removeprefix("http://").split(":")
-        silent = [await asyncio.open_connection(host, int(port)) for _ in range(64)]
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(256)]
         reader, refused = await asyncio.open_connection(host, int(port))
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
@@ -81,3 +81,19 @@ async def test_silent_clients_are_few(tmp_path: Path) -> None:
 
         while not await answers():
             pass
+
+
+async def test_what_is_no_http_is_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    async with serve_metrics(None, "127.0.0.1:0", registry=None, is_stopping=bool) as url:
+        host, port = url.removeprefix("http://").split(":")
+        for sent in (
+            b"GET / HTTP/1.1\r\nX: " + b"0" * 60_000 + b"\r\n\r\n",
+            b"\x16\x03\x01\r\n\r\n",
+        ):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(sent)
+            assert b" 400 " in await reader.read()
+            writer.close()
+            await writer.wait_closed()
+    assert [one for one in caplog.records if one.exc_info or one.levelname == "ERROR"] == []
