@@ -241,6 +241,8 @@ class Simulation:
                 await asyncio.sleep(self.random.choice([0.2, 2, 100, 3000, 9000]))
                 group.create_task(self.live(self.destroy(), self.random.choice([None, 1.0])))
         self.world.weather = Weather(lost=0, unanswered=0, late=0)
+        if not self.world.objects:  # nobody had begun it by then
+            await self.log(4).load_or_create("w")
         await self.destroy()
         sealed = next(link for link in self.chain() if link.manifest.is_sealed)
         self.must_hold(sealed.manifest, self.acknowledged)
