@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from walstore.core.runtime.error_mapping import copy_error
 from walstore.core.runtime.resource import abandon_in_children, wait_closed
@@ -17,6 +17,8 @@ from walstore.core.runtime.tasks import shield, start_task
 from walstore.errors import OutcomeUnknownError, WalClosedError, WalError
 
 _T = TypeVar("_T")
+_STOPPING: Final = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+"""What ends a task because the whole event loop is being stopped."""
 
 
 class CursorRequest(Generic[_T]):
@@ -174,11 +176,11 @@ class TaskQueue(RequestQueue):
         outcome: object | BaseException
         try:
             outcome = await act()
-        except Exception as error:  # noqa: BLE001 - its caller gets it
-            outcome = error
-        except BaseException:  # the whole event loop is being stopped
+        except _STOPPING:
             request.end(stopped())
             raise
+        except BaseException as error:  # noqa: BLE001 - its caller gets it
+            outcome = error
         self._busy.discard(request.key)
         request.end(outcome)
         self._begin_some()

@@ -123,7 +123,7 @@ def _check_asyncio() -> None:
     if _get_running_loop() is None:
         raise WrongLoopError(
             "no event loop of asyncio runs here; nothing was opened: start one with asyncio.run(), or use "
-            "walstore.sync in a thread, such as trio.to_thread.run_sync()"
+            "walstore.sync in a thread, as under trio"
         )
 
 
