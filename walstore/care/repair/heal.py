@@ -71,6 +71,8 @@ def heal(fs: FileSystem, survey: LogSurvey, copy: Copy, staging: Staging) -> Log
             f"{copy.url} holds another log ({copy.log_id.hex()}, not {situation.log_id.hex()}); "
             "nothing was changed"
         )
+    if situation.log_id is None:  # no file says it any more
+        situation = dataclasses.replace(situation, log_id=copy.log_id)
     return _Healing(fs, survey, situation, copy, staging).run()
 
 

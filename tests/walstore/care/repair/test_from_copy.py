@@ -296,6 +296,17 @@ def test_large_and_compressed_batches(compression: str | None, log_directory: Pa
     assert [path.read_bytes() for path in paths[:-1]] == pristine[:-1]
 
 
+def test_no_file_says_whose_the_log_is(log: Path, everything: LogCopy) -> None:
+    """The copy does, and whole segments are made of it."""
+    wipe(log / FIRST, 24, 324)
+    flip(log / "CHECKPOINT", 873, 1)
+    for name in (SECOND, THIRD):
+        (log / name).unlink()
+    plan = healed(log, everything)
+    assert (plan.lost, bytes.fromhex(plan.log_id)) == ((), everything.log_id)
+    assert records(log) == everything.records
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_any_damage(seed: int, pristine: Path, everything: LogCopy, tmp_path: Path) -> None:
