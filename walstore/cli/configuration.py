@@ -13,6 +13,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -84,16 +85,12 @@ class Configuration:
         self.serve: Final[ServeSettings] = self._make("serve", ServeSettings)
         self.http: Final[HttpSettings] = self._make("http", HttpSettings)
 
-    @property
+    @cached_property
     def upload(self) -> Any:
-        """The settings of a tier, an ``UploadSettings``; MissingExtraError without the extra ``cloud``."""
+        """The ``UploadSettings`` of a tier, made once; MissingExtraError without the extra ``cloud``."""
         from uploader import UploadSettings
 
         return self._make("upload", UploadSettings)
-
-    def is_given(self, name: str) -> bool:
-        """Return whether a setting has another source than its default."""
-        return name in self._sources
 
     def check_used(self, unused: Mapping[str, str]) -> None:
         """Raise UsageError for a setting of ``--set`` in a section that has no part in what is served.

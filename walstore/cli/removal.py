@@ -82,17 +82,24 @@ def _plan_trim(view: LogSnapshot, before: int) -> dict[str, Any]:
         )
     cursors = list_all_cursors(view.fs, view.path, SystemClock().now_us())
     sealed = [
-        Extent(one.start, one.summary.limit, one.path.stat().st_size, "sealed", one.path.name)
+        Extent(one.start, one.summary.limit, _size_bytes(one.path), "sealed", one.path.name)
         for one in view.segments
         if one.summary is not None
     ]
     return _trim_report(str(view.path), before, view.head, view.durable_limit, cursors, sealed)
 
 
+def _size_bytes(path: Path) -> int:
+    """Return the size of a segment; 0 if the writer has deleted it meanwhile."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 async def _trim_served(location: str, place: StartPlace, *, is_confirmed: bool) -> dict[str, Any]:
-    async with open_location(location) as log:
-        before = await place.resolve(log)
     async with await connect_to(location) as wal:
+        before = await place.resolve(wal)
         now, cursors, extents = await asyncio.gather(wal.statistics(), wal.cursors(), wal.extents())
         if extents.tier_url is not None:
             _check_shipped(before, extents.tier_url, max(now.uploaded_limit, now.local_head), "now")

@@ -201,6 +201,22 @@ def test_a_cursor_for_some_time(cli: Cli, grown: str) -> None:
     assert cursor["expires_us"] - cursor["updated_us"] == pytest.approx(3600e6, rel=0.01)
 
 
+def test_a_cursor_that_is_over_is_set_again(cli: Cli, grown: str) -> None:
+    """What it held is collected meanwhile: it begins as a new one, where it is set to."""
+    cli("cursors", grown, "--set", "report", "5", "--lease", "1e-6", "--confirm")
+    cli("cursors", grown, "--set", "billing", "115", "--confirm")
+    line = ("gc", "apply", grown, "--interval", "0", "--confirm", "--json")
+    assert cli(*line).json["new_head"] > 5
+    lower = cli("cursors", grown, "--set", "report", "6", "--confirm")
+    assert (lower.code, "was removed from the log" in lower.error) == (1, True)
+    done = cli("cursors", grown, "--set", "report", "116", "--confirm", "--json")
+    assert {one["name"]: one["position"] for one in done.json["cursors"]} == {
+        "billing": 115,
+        "report": 116,
+    }
+
+
+
 @pytest.mark.parametrize("content", [b"{", b"x" * (2 << 20)], ids=["torn", "too long"])
 def test_a_damaged_cursor_is_removed(cli: Cli, grown: str, content: bytes) -> None:
     """Nothing is collected before, and it cannot be read to be moved."""
