@@ -216,7 +216,6 @@ def test_a_cursor_that_is_over_is_set_again(cli: Cli, grown: str) -> None:
     }
 
 
-
 @pytest.mark.parametrize("content", [b"{", b"x" * (2 << 20)], ids=["torn", "too long"])
 def test_a_damaged_cursor_is_removed(cli: Cli, grown: str, content: bytes) -> None:
     """Nothing is collected before, and it cannot be read to be moved."""
