@@ -37,7 +37,7 @@ def lock_log(fs: FileSystem, directory: Path, owner: str) -> Lock:
     except WalLockedError as error:
         own.release()
         raise WalLockedError(
-            f"the store that holds the log is open elsewhere ({error.owner or 'unknown owner'}): "
+            f"the store that holds the log is open ({error.owner or 'unknown owner'}): "
             f"{directory}; open the log through that store, or close it there",
             path=str(directory),
             owner=error.owner,
@@ -76,7 +76,7 @@ def lock_store(fs: FileSystem, directory: Path, owner: str) -> Lock:
         return fs.lock(directory / STORE_NAME, owner)
     except WalLockedError as error:
         raise WalLockedError(
-            f"the store, or a log in it by itself, is open elsewhere ({error.owner or 'unknown'} "
+            f"the store, or a log in it by itself, is open ({error.owner or 'unknown'} "
             f"opened the store last): {directory}; close it there",
             path=str(directory),
             owner=error.owner,

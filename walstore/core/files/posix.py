@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref
 from pathlib import Path
-from typing import Final, Self, TypeVar
+from typing import ClassVar, Final, Self, TypeVar
 
 from walstore.core.files.anchor import Anchor, NoAnchor
 from walstore.core.ports import Buffer
@@ -264,9 +264,20 @@ class PosixCellView(_Descriptor):
 class PosixLock(_Descriptor):
     """flock on a file; gone with the process."""
 
-    def __init__(self, descriptor: int) -> None:
+    _held: ClassVar[dict[tuple[int, int], int]] = {}
+    """The process that holds an exclusive lock, by the file: a child has those of its parent, too."""
+
+    def __init__(self, descriptor: int, *, is_exclusive: bool = False) -> None:
         super().__init__(descriptor)
         self._process = os.getpid()
+        self._file = _identity(descriptor) if is_exclusive else None
+        if self._file is not None:
+            self._held[self._file] = self._process
+
+    @classmethod
+    def is_held_here(cls, descriptor: int) -> bool:
+        """Return whether this process has an exclusive lock on a file that is open."""
+        return cls._held.get(_identity(descriptor)) == os.getpid()
 
     def describe(self, owner: str) -> None:
         """Replace the note that others find when the lock is taken."""
@@ -279,6 +290,8 @@ class PosixLock(_Descriptor):
         Also if a copy of the descriptor has got into another process, which would keep the lock."""
         try:
             if self._descriptor is not None and self._process == os.getpid():
+                if self._file is not None:
+                    self._held.pop(self._file, None)
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         finally:
             self.close()
@@ -392,7 +405,7 @@ class PosixFileSystem:
         except BaseException:
             os.close(descriptor)
             raise
-        return PosixLock(descriptor)
+        return PosixLock(descriptor, is_exclusive=True)
 
     def lock_shared(self, path: Path) -> PosixLock | None:
         """Take a shared lock if the file exists, or raise WalLockedError as :meth:`lock` does."""
@@ -494,6 +507,12 @@ def _check_file(descriptor: int, path: Path) -> os.stat_result:
 _OWNER_BYTES: Final = 256
 
 
+def _identity(descriptor: int) -> tuple[int, int]:
+    """Return what tells one file from all others, under any name."""
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
+
+
 def _note_owner(descriptor: int, owner: str) -> None:
     """Leave a note of the lock's holder; none on a full disk, which could not be trimmed otherwise."""
     note = owner.encode()[:_OWNER_BYTES].ljust(
@@ -509,10 +528,13 @@ def _note_owner(descriptor: int, owner: str) -> None:
 def _locked(descriptor: int, path: Path) -> WalLockedError:
     """Close a file that others have locked; return the error with the note its holder left."""
     holder = os.pread(descriptor, _OWNER_BYTES, 0).decode("utf-8", "replace").strip() or None
+    where, then = "elsewhere", "close it there"
+    if PosixLock.is_held_here(descriptor):
+        where, then = "in this process already", "use that one, or close it first"
     os.close(descriptor)
     return WalLockedError(
-        f"the log is open for writing elsewhere ({holder or 'unknown owner'}): "
-        f"{path.parent}; close it there; 'walstore tail' and 'dump' read it meanwhile",
+        f"the log is open for writing {where} ({holder or 'unknown owner'}): "
+        f"{path.parent}; {then}; 'walstore tail' and 'dump' read it meanwhile",
         path=str(path.parent),
         owner=holder,
     )

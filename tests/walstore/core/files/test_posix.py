@@ -288,8 +288,9 @@ def test_free_space(system: PosixFileSystem, tmp_path: Path) -> None:
 
 def test_one_lock_at_a_time(system: PosixFileSystem, tmp_path: Path) -> None:
     first = system.lock(tmp_path / "LOCK", "pid 7 since a long time")
-    with pytest.raises(WalLockedError, match="pid 7") as caught:
-        system.lock(tmp_path / "LOCK", "pid 8")
+    (tmp_path / "other name").hardlink_to(tmp_path / "LOCK")
+    with pytest.raises(WalLockedError, match=r"already .*pid 7.* use that one") as caught:
+        system.lock(tmp_path / "other name", "pid 8")
     assert (caught.value.path, caught.value.owner) == (str(tmp_path), "pid 7 since a long time")
     assert caught.value.__cause__ is None
     first.release()
@@ -323,6 +324,7 @@ def test_a_lock_that_cannot_be_signed_is_given_back_but_for_want_of_space(
 
 
 def test_a_lock_does_not_survive_its_process(system: PosixFileSystem, tmp_path: Path) -> None:
+    system.lock(tmp_path / "LOCK", "me").release()
     program = """
 import pathlib, sys
 from walstore.core.files.posix import PosixFileSystem
@@ -336,7 +338,7 @@ sys.stdin.read()
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "locked\n"
-        with pytest.raises(WalLockedError, match="child"):
+        with pytest.raises(WalLockedError, match=r"elsewhere .child.*close it there"):
             system.lock(tmp_path / "LOCK", "me")
         child.kill()
         child.wait()
