@@ -66,7 +66,7 @@ PAGES = {
     "consumers": 5,
     "integrity": 6,
     "messages": 2,
-    "metrics": 4,
+    "metrics": 5,
     "open_tables": 1,
     "operations": 2,
     "readonly": 2,

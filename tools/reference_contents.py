@@ -177,7 +177,8 @@ PAGES = [
         "`PrometheusMetrics`, `OpenTelemetryMetrics`, `CollectionMetrics`. What is measured is in "
         "[metrics.md](../metrics.md).",
         {
-            "walstore.metrics": "PrometheusMetrics OpenTelemetryMetrics Metrics LogObserver ObservedLog",
+            "walstore.metrics": "PrometheusMetrics OpenTelemetryMetrics Tracing Metrics "
+            "LogObserver ObservedLog",
             "uploader": "CollectionMetrics",
         },
     ),
