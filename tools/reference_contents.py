@@ -218,8 +218,8 @@ SECTIONS = {
         "transactions streams readonly consumers "
         "messages retention store cloud_writer cloud_reading collection integrity restore "
         "versioned_collections open_tables repair operations testing "
-        "stores spark spark_cluster spark_streaming spark_sink spark_fast_path spark_sidecar "
-        "spark_collections"
+        "stores spark spark_cluster spark_streaming spark_sink spark_from_kafka spark_fast_path "
+        "spark_sidecar spark_collections"
     ),
     "Reference": "api errors cli metrics format chain",
     "Explanation": "design guarantees performance decisions gazette",

@@ -28,6 +28,9 @@ from walstore.spark.bounds import (
 _STORE_PREFIX: Final = "store."
 DEFAULT_POLL_MS: Final = 500
 DEFAULT_DISCOVERY_MS: Final = 30_000
+DEFAULT_DELAY: Final = "15m"
+"""``maxTriggerDelay``, as of Spark's Kafka source."""
+_SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 SELECTORS: Final = ("subscribe", "subscribePattern", "assign")
 """Options that select among several logs; the caller gives at most one."""
@@ -41,6 +44,7 @@ KNOWN: Final = (
     "stream",
     "pushdown",
     "minPartitions",
+    "maxRecordsPerPartition",
     "failOnDataLoss",
     "includeHeaders",
     "tier",
@@ -50,6 +54,8 @@ KNOWN: Final = (
 STREAM_ONLY: Final = (
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "cursorName",
     "pollIntervalMs",
     "discoveryIntervalMs",
@@ -63,6 +69,7 @@ STREAM_KNOWN: Final = (
     "startingOffsetsByTimestampStrategy",
     *STREAM_ONLY,
     "minPartitions",
+    "maxRecordsPerPartition",
     "failOnDataLoss",
     "includeHeaders",
     "stream",
@@ -218,6 +225,8 @@ class Budget(NamedTuple):
     """Stored bytes, approximately, all logs together."""
     times: int | None = None
     """Times of a collection."""
+    least_rows: int | None = None
+    """Records for which a micro-batch of logs waits, all logs together."""
 
 
 NO_LIMIT: Final = Budget()
@@ -254,6 +263,8 @@ class CommonOptions:
     """The stream whose records are read; None for all records."""
     min_partitions: int = 1
     """A minimum that may be missed: partitions are cut only between fragments, or batches of a local file."""
+    most_records: int | None = None
+    """Most records of a task; None for any number."""
     fail_on_data_loss: bool = True
     """Whether trimmed records, or requested offsets that are not written, fail the read."""
     include_headers: bool = False
@@ -276,6 +287,8 @@ class StreamOptions(CommonOptions):
 
     most: Budget = NO_LIMIT
     """Limits of one micro-batch."""
+    delay_seconds: float = 900.0
+    """How long after the one before a micro-batch waits at most for ``most.least_rows``."""
     cursor: str | None = None
     """Name of the cursor that marks the start of the query and is moved behind it."""
     poll_seconds: float = DEFAULT_POLL_MS / 1000
@@ -308,16 +321,38 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
             f"{found['starting'].option} must be resolved once and for all, and Spark asks again after a"
             " crash: name a cursor that holds the answer, with the option cursorName"
         )
+    most = Budget(
+        rows=given.number("maxOffsetsPerTrigger", low=1),
+        size_bytes=given.number("maxBytesPerTrigger", low=1),
+        least_rows=given.number("minOffsetsPerTrigger", low=1),
+    )
+    _check_least(given, most)
     return StreamOptions(
         **found,
-        most=Budget(
-            given.number("maxOffsetsPerTrigger", low=1), given.number("maxBytesPerTrigger", low=1)
-        ),
+        most=most,
+        delay_seconds=_duration("maxTriggerDelay", given.text("maxTriggerDelay") or DEFAULT_DELAY),
         cursor=cursor,
         poll_seconds=given.number("pollIntervalMs", low=1, default=DEFAULT_POLL_MS) / 1000,
         discovery_seconds=given.number("discoveryIntervalMs", low=1, default=DEFAULT_DISCOVERY_MS)
         / 1000,
     )
+
+
+def _check_least(given: Options, most: Budget) -> None:
+    if given.text("maxTriggerDelay") is not None and most.least_rows is None:
+        raise InvalidSettingsError("maxTriggerDelay goes with minOffsetsPerTrigger")
+    if None not in (most.rows, most.least_rows) and most.least_rows > most.rows:  # type: ignore[operator]
+        raise InvalidSettingsError(
+            f"minOffsetsPerTrigger must be at most maxOffsetsPerTrigger, {most.rows}, not {most.least_rows}"
+        )
+
+
+def _duration(name: str, value: str) -> float:
+    """Return the seconds of a duration as Spark writes it, such as ``15m``."""
+    found = re.fullmatch(r"\s*(\d{1,15})\s*(ms|s|m|min|h|d)\s*", value.lower(), re.ASCII)
+    if found is None:
+        raise InvalidSettingsError(f"{name} must be a time such as 90s, 15m or 1h, not {value!r}")
+    return int(found[1]) * _SECONDS[found[2]]
 
 
 def _parse_common(given: Options) -> dict[str, Any]:
@@ -333,6 +368,7 @@ def _parse_common(given: Options) -> dict[str, Any]:
         ),
         "stream": given.text("stream"),
         "min_partitions": given.number("minPartitions", low=1, default=1),
+        "most_records": given.number("maxRecordsPerPartition", low=1),
         "fail_on_data_loss": given.flag("failOnDataLoss", default=True),
         "include_headers": given.flag("includeHeaders", default=False),
         "use_tier": given.flag("tier", yes="auto", no="off", default=True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from walstore import InvalidSettingsError
 from walstore.core.offset_range import OffsetRange
@@ -92,23 +93,42 @@ def limit_offset(log: PlannedLog, bound: Bound) -> int:
 
 
 def divide(
-    reads: Sequence[tuple[PlannedLog, ReadInterval]], min_partitions: int
+    reads: Sequence[tuple[PlannedLog, ReadInterval]],
+    min_partitions: int,
+    most_records: int | None = None,
 ) -> list[LogPartition]:
     """Return what each task reads, log by log.
 
-    If ``min_partitions`` needs more tasks, they are made smaller; larger logs get more of them.
+    If ``min_partitions`` needs more tasks, they are made smaller; larger logs get more of them. A task with
+    more than ``most_records`` is cut into equal ones, also within a fragment, which each of them then reads.
     """
-    found = _cut(reads, PARTITION_BYTES)
+    found = _cut(reads, PARTITION_BYTES, most_records)
     if found and len(found) < min_partitions:
         total = sum(partition.size_bytes for partition in found)
-        found = _cut(reads, max(1, total // min_partitions))
+        found = _cut(reads, max(1, total // min_partitions), most_records)
     return found
 
 
-def _cut(reads: Sequence[tuple[PlannedLog, ReadInterval]], most_bytes: int) -> list[LogPartition]:
+def _cut(
+    reads: Sequence[tuple[PlannedLog, ReadInterval]], most_bytes: int, most_records: int | None
+) -> list[LogPartition]:
     return [
-        partition
+        small
         for log, interval in reads
         if interval.start < interval.limit
         for partition in log.partitions(interval.start, interval.limit, most_bytes)
+        for small in _cut_records(log, partition, most_bytes, most_records)
+    ]
+
+
+def _cut_records(
+    log: PlannedLog, partition: LogPartition, most_bytes: int, most_records: int | None
+) -> list[LogPartition]:
+    start, count = partition.start, partition.limit - partition.start
+    if most_records is None or count <= most_records:
+        return [partition]
+    tasks = -(-count // most_records)
+    cuts = [start + count * at // tasks for at in range(tasks + 1)]
+    return [
+        small for low, high in pairwise(cuts) for small in log.partitions(low, high, most_bytes)
     ]

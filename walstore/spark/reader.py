@@ -78,7 +78,7 @@ def _plan(options: ReadOptions, narrowed: Narrowed) -> list[LogPartition]:
     admitted = [log for log in named if narrowed.admits(log.topic, log.partition)]
     with ExitStack() as stack:
         reads = _open_all(admitted, partial(_look, options, narrowed), stack)
-        return divide(reads, options.min_partitions)
+        return divide(reads, options.min_partitions, options.most_records)
 
 
 def _open_all(logs: Sequence[NamedLog], look: partial[_Read], stack: ExitStack) -> list[_Read]:

@@ -11,7 +11,7 @@ from tests.spark_jvm import SparkJvm
 from tests.test_docs import run, snippets
 from tests.walstore.spark.versions import NO_LIMITS
 from walstore.spark.features import HAS_LIMITS
-from walstore.spark.options import KNOWN
+from walstore.spark.options import KNOWN, STREAM_KNOWN
 from walstore.spark.rows import spark_schema
 from walstore.spark.versioned.options import (
     APPEND_OPTIONS,
@@ -51,6 +51,13 @@ def test_the_table_lists_every_option() -> None:
     page = (DOCS / "spark.md").read_text()
     options = page.partition("### Options")[2].partition("###")[0]
     assert rows(options) == {*KNOWN, "store.*"} - {"path"}
+
+
+def test_the_page_for_users_of_kafka_names_what_there_is() -> None:
+    page = (DOCS / "spark_from_kafka.md").read_text()
+    options = page.partition("## Options of a read")[2].partition("\n## ")[0]
+    kafkas = {"groupIdPrefix", "kafka.group.id", "kafkaConsumer.pollTimeoutMs", "fetchOffset.*"}
+    assert rows(options) - kafkas <= {*KNOWN, *STREAM_KNOWN}
 
 
 def test_the_tables_list_every_option_of_collections() -> None:

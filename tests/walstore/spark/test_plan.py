@@ -144,6 +144,15 @@ def test_min_partitions_are_distributed_by_bytes():
     assert len(divide(reads, 1)) == 4
 
 
+def test_a_task_has_at_most_so_many_records():
+    log = FakeLog(head=1, limit=101, record_bytes=1 << 10)
+    found = divide([(log, ReadInterval(1, 101))], 1, 30)
+    assert [(p.start, p.limit) for p in found] == [(1, 26), (26, 51), (51, 76), (76, 101)]
+    assert len(divide([(log, ReadInterval(1, 101))], 1, 100)) == 1
+    assert len(divide([(log, ReadInterval(1, 101))], 1, 1)) == 100
+    assert len(divide([(log, ReadInterval(1, 101))], 10, 99)) >= 10
+
+
 @dataclass(frozen=True)
 class Sized:
     size_bytes: int

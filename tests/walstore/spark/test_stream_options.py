@@ -21,7 +21,7 @@ def test_defaults():
     assert found.location.topic == "orders"
     assert found.selection.is_whole
     assert found.starting.every is Edge.EARLIEST
-    assert (*found.most, found.cursor, found.stream) == (None,) * 5
+    assert (*found.most, found.cursor, found.stream, found.most_records) == (None,) * 7
     assert found.fail_on_data_loss
     assert found.use_tier
     assert not found.include_headers
@@ -38,7 +38,10 @@ def test_every_option_is_taken_in_any_case():
             "CURSORNAME": "etl",
             "maxoffsetspertrigger": "1000",
             "maxBytesPerTrigger": "1000000",
+            "MINoffsetsPerTrigger": "10",
+            "maxTriggerDelay": "2h",
             "minPartitions": "4",
+            "maxrecordsperpartition": "50",
             "failOnDataLoss": "false",
             "includeHeaders": "TRUE",
             "pollIntervalMs": "250",
@@ -49,7 +52,8 @@ def test_every_option_is_taken_in_any_case():
         }
     )
     assert found.starting.every is Edge.LATEST
-    assert (found.most, found.min_partitions) == (Budget(1000, 1_000_000), 4)
+    assert found.most == Budget(1000, 1_000_000, least_rows=10)
+    assert (found.delay_seconds, found.min_partitions, found.most_records) == (7200, 4, 50)
     assert (found.cursor, found.stream, found.selection.pattern) == ("etl", "eu", "orders.*")
     assert (found.poll_seconds, found.discovery_seconds) == (0.25, 1.0)
     assert found.include_headers
@@ -110,6 +114,8 @@ def test_numbers_are_whole_and_positive():
         for name in (
             "maxOffsetsPerTrigger",
             "maxBytesPerTrigger",
+            "minOffsetsPerTrigger",
+            "maxRecordsPerPartition",
             "pollIntervalMs",
             "discoveryIntervalMs",
         ):
@@ -118,3 +124,29 @@ def test_numbers_are_whole_and_positive():
                 pytest.raises(InvalidSettingsError, match=f"{name} must be a whole number from 1"),
             ):
                 parse(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("500ms", 0.5), ("90s", 90), ("15m", 900), (" 2 MIN ", 120), ("1d", 86_400)],
+)
+def test_a_delay_is_a_time_as_spark_writes_it(text, seconds):
+    assert parse(minOffsetsPerTrigger="5", maxTriggerDelay=text).delay_seconds == seconds
+    assert parse(minOffsetsPerTrigger="5").delay_seconds == 900
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"maxTriggerDelay": "5m"}, "maxTriggerDelay goes with minOffsetsPerTrigger"),
+        ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": "soon"}, "must be a time such as 90s"),
+        ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": "5"}, "must be a time such as 90s"),
+        (
+            {"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"},
+            "at most maxOffsetsPerTrigger, 4",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused(options, message):
+    with pytest.raises(InvalidSettingsError, match=message):
+        parse(**options)

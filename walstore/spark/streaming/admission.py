@@ -23,7 +23,7 @@ from walstore.spark.options import NO_LIMIT, Budget
 from walstore.spark.partitions import Span
 
 _ANY_ROWS: Final = 1 << 62
-"""Stands for a limit that Spark has no type for."""
+"""Stands for limits that Spark has no type for: of times, and of the least rows."""
 
 
 def check_limits(most: Budget, options: str, *, has_limits: bool = HAS_LIMITS) -> None:
@@ -35,12 +35,13 @@ def check_limits(most: Budget, options: str, *, has_limits: bool = HAS_LIMITS) -
 
 
 def default_limit(most: Budget) -> ReadLimit:
-    """Return the limit of the options as Spark's type, which cannot limit both rows and bytes."""
+    """Return the limit of the options as Spark's type, which has one for rows or for bytes only."""
     if most.rows is not None:
         return ReadMaxRows(most.rows)
     if most.size_bytes is not None:
         return ReadMaxBytes(most.size_bytes)
-    return ReadAllAvailable() if most.times is None else ReadMaxRows(_ANY_ROWS)
+    is_bounded = most.times is not None or most.least_rows is not None
+    return ReadMaxRows(_ANY_ROWS) if is_bounded else ReadAllAvailable()
 
 
 def budget_of(limit: ReadLimit | None, most: Budget) -> Budget:

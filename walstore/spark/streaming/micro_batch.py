@@ -28,12 +28,18 @@ class MicroBatches:
     """Plans the micro-batches of one stream."""
 
     def __init__(
-        self, logs: Mapping[LogName, PolledLog], *, fail_on_data_loss: bool, min_partitions: int
+        self,
+        logs: Mapping[LogName, PolledLog],
+        *,
+        fail_on_data_loss: bool,
+        min_partitions: int,
+        most_records: int | None,
     ) -> None:
         """Plan over ``logs``, to which the poller may add."""
         self._logs = logs
         self._fail_on_data_loss = fail_on_data_loss
         self._min_partitions = min_partitions
+        self._most_records = most_records
         self._warned: set[str] = set()
 
     def end(self, start: Offsets, tails: Offsets, budget: Budget) -> dict[LogName, int]:
@@ -75,7 +81,7 @@ class MicroBatches:
                     # Spark 4.0 and 4.1 do not pass the start, so a log cannot join without records.
                     begin = min(planned.head, limit)
                 reads.append((planned, ReadInterval(begin, limit)))
-            found = divide(reads, self._min_partitions)
+            found = divide(reads, self._min_partitions, self._most_records)
         _check_whole(reads, found)
         return found
 

@@ -20,7 +20,7 @@ from walstore.core.runtime.clock import SystemClock
 from walstore.spark.bounds import LogName, Offsets, from_json, show, to_json
 from walstore.spark.features import ReadLimit, SupportsTriggerAvailableNow
 from walstore.spark.logs import find_logs
-from walstore.spark.options import StreamOptions, moves
+from walstore.spark.options import Budget, StreamOptions, moves
 from walstore.spark.planned_log import StoreOpener
 from walstore.spark.rows import Projection
 from walstore.spark.streaming.admission import budget_of, check_limits, default_limit
@@ -49,7 +49,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Tests pass a clock, and stores for the logs' URLs.
         """
-        check_limits(options.most, "maxOffsetsPerTrigger and maxBytesPerTrigger")
+        check_limits(
+            options.most, "maxOffsetsPerTrigger, maxBytesPerTrigger and minOffsetsPerTrigger"
+        )
         self._options = options
         self._names = tuple(names)
         self._clock = clock or SystemClock()
@@ -59,6 +61,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: dict[LogName, int] | None = None
         self._target: dict[LogName, int] | None = None
         self._is_resumed = False
+        self._admitted: float | None = None
 
     # -- offsets -----------------------------------------------------------------------------
 
@@ -90,7 +93,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = from_json(start)
         self._refresh_behind(poller, begin)
         tails = poller.limits() if self._target is None else self._target
-        return to_json(self._batches.end(begin, tails, budget_of(limit, self._options.most)))
+        budget = budget_of(limit, self._options.most)
+        if self._waits(begin, tails, budget):
+            return start
+        return to_json(self._batches.end(begin, tails, budget))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of a micro-batch that the options set."""
@@ -170,10 +176,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._poller.logs,
                 fail_on_data_loss=options.fail_on_data_loss,
                 min_partitions=options.min_partitions,
+                most_records=options.most_records,
             )
             if options.cursor is not None:
                 self._cursors = StreamCursors(options.cursor, self._poller.runner)
         return self._poller
+
+    def _waits(self, begin: Offsets, tails: Offsets, budget: Budget) -> bool:
+        """Return whether a micro-batch waits for more records.
+
+        It waits no longer than the delay since the last one, or since the begin of the query; one that ends
+        at what is there now does not wait.
+        """
+        if budget.least_rows is None or self._target is not None:
+            return False
+        now = self._clock.monotonic()
+        if self._admitted is None:
+            self._admitted = now
+        known = [tails[name] - begin[name] for name in tails.keys() & begin.keys()]
+        rows = sum(count for count in known if count > 0)
+        is_late = now - self._admitted >= self._options.delay_seconds
+        if rows < budget.least_rows and not (is_late and tails != begin):
+            return True
+        self._admitted = now
+        return False
 
     def _resolve_first(self) -> None:
         """Resolve where the query starts before the end of its first batch is returned.

@@ -25,6 +25,8 @@ from walstore.testing import ManualClock
 
 Row = dict[str, Any]
 
+_LIMITS = {"maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger"}
+
 READERS: list[StreamReader] = []
 """All that were made; the tests' ``conftest.py`` releases what they hold, as the end of a process would."""
 
@@ -46,7 +48,7 @@ class Query:
         **options: object,
     ) -> None:
         """``is_told`` says whether the source hears where a micro-batch begins, since Spark 4.2."""
-        if not HAS_LIMITS and {"maxOffsetsPerTrigger", "maxBytesPerTrigger"} & options.keys():
+        if not HAS_LIMITS and _LIMITS & options.keys():
             pytest.skip(NO_LIMITS)
         self._is_told = is_told
         self.clock = clock or ManualClock()

@@ -133,7 +133,9 @@ def test_all_means_all():
     assert budget_of(ReadAllAvailable(), both) == budget_of(None, both) == Budget()
 
 
-@pytest.mark.parametrize("name", ["maxOffsetsPerTrigger", "maxBytesPerTrigger"])
+@pytest.mark.parametrize(
+    "name", ["maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger"]
+)
 def test_limits_need_a_spark_that_says_where_a_batch_begins(name):
     check_limits(options(**{name: "10"}), "they", has_limits=True)
     with pytest.raises(InvalidSettingsError, match=r"need Spark 4\.2 or newer"):
@@ -207,4 +209,6 @@ def test_an_older_spark_without_the_classes():
     done = subprocess.run(
         [sys.executable, "-c", OLDER], capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout.startswith("maxOffsetsPerTrigger and maxBytesPerTrigger need Spark 4.2")
+    assert done.stdout.startswith(
+        "maxOffsetsPerTrigger, maxBytesPerTrigger and minOffsetsPerTrigger need Spark 4.2"
+    )

@@ -112,6 +112,62 @@ def test_offsets_given_as_numbers_need_no_cursor(url):
         Query(url, startingOffsets='{"clicks": {"0": 9}}').trigger()
 
 
+# -- few records -----------------------------------------------------------------------------------
+
+
+def test_a_batch_waits_for_the_least_records(url):
+    append(url, 4)
+    query = Query(url, minOffsetsPerTrigger=5)
+    assert query.trigger() == []
+    append(url, 1)
+    query.later()
+    assert offsets(query.trigger()) == [1, 2, 3, 4, 5]
+    append(url, 4)
+    query.later()
+    assert query.trigger() == []
+
+
+def test_a_batch_waits_no_longer_than_the_delay_after_the_one_before(url):
+    append(url, 4)
+    query = Query(url, minOffsetsPerTrigger=5, maxTriggerDelay="10m")
+    assert query.trigger() == []
+    query.later(599)
+    assert query.trigger() == []
+    query.later(1)
+    assert offsets(query.trigger()) == [1, 2, 3, 4]
+    query.later(3600)  # nothing came meanwhile, and the next one does not wait
+    assert query.trigger() == []
+    append(url, 1)
+    query.later(60)
+    assert offsets(query.trigger()) == [5]
+    append(url, 1)
+    query.later(60)
+    assert query.trigger() == []
+
+
+def test_what_ends_at_what_is_there_waits_for_nothing(url):
+    append(url, 4)
+    assert offsets(Query(url, minOffsetsPerTrigger=5).once()) == [1, 2, 3, 4]
+    assert offsets(Query(url, minOffsetsPerTrigger=5).everything()) == [1, 2, 3, 4]
+
+
+def test_a_restarted_query_replays_its_batch_however_few_records_it_has(url):
+    append(url, 5)
+    query = Query(url, minOffsetsPerTrigger=5)
+    assert query.plan()
+    query.restart()
+    assert offsets(query.trigger()) == [1, 2, 3, 4, 5]
+
+
+def test_a_task_has_at_most_so_many_records_and_no_record_is_missed(url):
+    append(url, 10)
+    query = Query(url, maxRecordsPerPartition=3)
+    assert query.plan()
+    planned = query.reader.partitions(query.start, json.loads(query.planned[0]))
+    assert [(one.start, one.limit) for one in planned] == [(1, 3), (3, 6), (6, 8), (8, 11)]
+    assert offsets(query.read()) == list(range(1, 11))
+
+
 # -- trap 2: commit lags one batch and leaves out the last ---------------------------------------
 
 
