@@ -334,9 +334,11 @@ def _judge_hints(
 
 
 def _without_leftovers(segments: list[SegmentSurvey], head: int) -> list[SegmentSurvey]:
-    """Leave out files wholly below the head, left by an interrupted deletion."""
+    """Leave out files wholly below the head, by their names and contents, left by an interrupted deletion."""
     kept = list(segments)
-    while len(kept) > 1 and max(kept[1].start, kept[1].first_offset) <= head:
+    while (
+        len(kept) > 1 and kept[0].start <= head and max(kept[1].start, kept[1].first_offset) <= head
+    ):
         kept.pop(0)
     return kept
 

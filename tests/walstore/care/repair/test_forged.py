@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.frames import build, columns_of, header_of, values_only
+from tests.fuzz import model
 from tests.local import UnsyncedFileSystem
 from tests.version_1 import make_version_1
 from walstore import CorruptionError, FormatVersionError, Record, Settings, Wal, WalError
@@ -204,3 +205,31 @@ def test_repair_and_opening_agree_on_a_batch_that_cannot_be_read(
     with pytest.raises(expected) as repairing:
         plan_repair(log_directory, fs=FS)
     assert str(repairing.value) == str(opening.value)
+
+
+async def _make_trimmed(path: Path) -> None:
+    async with Wal.open(path) as wal:
+        for _ in range(3):
+            await wal.append_many([b"a", b"b", b"c"])
+            await wal.rotate()
+        await wal.append(b"end")
+        await wal.trim(before=5)
+
+
+@pytest.mark.parametrize(("keep", "left"), [("before", [b"b", b"c"]), ("after", [b"end"])])
+def test_a_segment_that_says_it_is_before_the_head_is_no_leftover(
+    log_directory: Path, keep: Keep, left: list[bytes]
+) -> None:
+    """Its name is behind the head: it is damage, and what is kept opens without it."""
+    asyncio.run(_make_trimmed(log_directory))
+    files = {path.name: path.read_bytes() for path in log_directory.glob("*.wal")}
+    segments = model.parse(files)
+    third = next(one for one in segments if one.frames[0].fields["start"] == 7)
+    third.frames[0].forced["start"] = 0
+    for name, data in model.write(segments, is_chained=True).items():
+        (log_directory / name).write_bytes(data)
+    (log_directory / "CHECKPOINT").unlink()
+    plan = plan_repair(log_directory, keep=keep, fs=FS)
+    assert plan.is_needed
+    apply_repair(plan, fs=FS)
+    assert values(log_directory) == left
