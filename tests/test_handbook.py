@@ -99,6 +99,13 @@ def test_each_setting_has_the_default_that_the_page_computes_with() -> None:
             assert [int(number) for number in re.findall(r"\d+", figures)] == values
 
 
+def test_each_metric_to_look_at_exists() -> None:
+    known = (ROOT / "docs" / "metrics.md").read_text()
+    names = set(re.findall(r"`(walstore_\w+)`", PAGE))
+    assert len(names) > 20
+    assert [name for name in names if f"| `{name}` |" not in known] == []
+
+
 @pytest.mark.parametrize("name", ["Memory", "Requests and dollars", "Disk"])
 def test_the_sums_of_a_page_are_right(name: str) -> None:
     text = sections(PAGE)[anchor(name)]
