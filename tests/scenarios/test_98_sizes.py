@@ -1,18 +1,21 @@
-"""The formulas of docs/handbook.md for disk, requests and descriptors, against what small logs take."""
+"""The formulas of docs/handbook.md for disk, memory, requests and descriptors, against small logs."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 from contextlib import AsyncExitStack
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from typing import Any, Final
 
 import pytest
 
 from tests.cases import case
 from tests.local import segments
+from tests.programs import COMMANDS, WALSTORE, start
 from uploader import CloudTier, UploadSettings
 from uploader.stores import MeteredStore, open_store
 from walstore import Wal, WalStore, connect
@@ -120,3 +123,25 @@ async def test_descriptors(tmp_path: Path) -> None:
         for _ in range(5):
             await stack.enter_async_context(connect(str(server.addresses[0]), log="l0"))
         assert _open_descriptors() - before == 1 + 2 * 5, "both ends are of this process"
+
+
+async def test_memory_of_a_server(tmp_path: Path) -> None:
+    """A client appends three times what cache and channel hold; the server stays within the budget."""
+    budget = int(re.findall(r"= (\d+) MiB at most with idle readers", PAGE)[0])
+    arguments = (tmp_path / "log", "--unix", tmp_path / "s", "--json")
+    with start(
+        WALSTORE, "serve", *arguments, imports=COMMANDS, stdout=PIPE, stderr=DEVNULL
+    ) as server:
+        try:
+            assert server.stdout is not None
+            (address,) = json.loads(await asyncio.to_thread(server.stdout.readline))["addresses"]
+            async with connect(address) as wal:
+                for _ in range(9):
+                    await asyncio.gather(
+                        *(wal.append_many([bytes(64 << 10)] * 64) for _ in range(8))
+                    )
+            status = Path(f"/proc/{server.pid}/status").read_text()
+            most = int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0])
+            assert 50 << 10 < most < budget << 10
+        finally:
+            server.kill()
