@@ -31,7 +31,10 @@ from typing import NoReturn
 
 ENDPOINT = "WALSTORE_S3_ENDPOINT"
 ACCESS_KEY, SECRET_KEY = "testing", "secret-of-the-tests"
-"""The only user, with whose credentials the tests come."""
+"""The user that makes the buckets, with whose credentials the tests come."""
+
+OTHERS = {"reader": "key-of-reader", "writer": "key-of-writer", "collector": "key-of-collector"}
+"""Users that may do what a bucket's policy allows them, and their access keys; the secret is the same."""
 
 PACKAGES = {
     "ceph-mon": "ceph-mon",
@@ -145,7 +148,7 @@ class Gateway:
         return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Return when the server answers and knows its user."""
+        """Return when the server answers and knows its users."""
         for name in ("mon", "osd"):
             (self._directory / name).mkdir()
         monitors = str(self._directory / "monitors")
@@ -159,16 +162,18 @@ class Gateway:
         self._run("ceph", "osd", "crush", "add", "osd.0", "1.0", "root=default", "host=localhost")
         self._spawn("ceph-osd", "-f", "-i", "0")
         self._spawn("radosgw", "-f", "-n", "client.rgw")
-        self._run(
-            *("radosgw-admin", "user", "create", "--uid=tests", "--display-name=tests"),
-            *(f"--access-key={ACCESS_KEY}", f"--secret={SECRET_KEY}"),
-        )
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():
             self._check_processes()
             if time.monotonic() > deadline:
                 raise CannotRunError(f"no answer from {self.endpoint_url}; {self._last_words()}")
             time.sleep(0.1)
+        # Not before: while the gateway makes its pools, the program was seen to wait for it for minutes.
+        for user, key in {"tests": ACCESS_KEY, **OTHERS}.items():
+            self._run(
+                *("radosgw-admin", "user", "create", f"--uid={user}", f"--display-name={user}"),
+                *(f"--access-key={key}", f"--secret={SECRET_KEY}"),
+            )
 
     def stop(self) -> None:
         """End all processes, the gateway first."""

@@ -302,10 +302,13 @@ async def connect_to(
 
 def check_version(welcome: dict[str, Any], address: Address) -> None:
     """Raise FormatVersionError unless the server speaks this version of the protocol."""
-    if welcome.get("version") != VERSION:
+    about = welcome.get("log") or {}
+    # Servers of before 2026-11-28 gave another protocol the same number.
+    is_older = "registers" in about and "producer_window" not in about
+    if welcome.get("version") != VERSION or is_older:
         raise FormatVersionError(
-            "the server speaks another version of the protocol",
+            "the server speaks another version of the protocol; update the older of the two",
             path=str(address),
-            found=str(welcome.get("version")),
+            found=f"{welcome.get('version')}{' of an older walstore' if is_older else ''}",
             supported=VERSION,
         )
