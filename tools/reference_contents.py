@@ -172,6 +172,14 @@ PAGES = [
         },
     ),
     Page(
+        "kits",
+        "Kits",
+        "`walstore.kits`. [kits.md](../kits.md) explains them.",
+        {
+            "walstore.kits.typed": "TypedLog TypedView TypedReader TypedRecord Schema",
+        },
+    ),
+    Page(
         "metrics",
         "Metrics",
         "`PrometheusMetrics`, `OpenTelemetryMetrics`, `CollectionMetrics`. What is measured is in "
@@ -186,6 +194,7 @@ PAGES = [
 
 ERRORS = {
     "walstore.spark": "FastPathError",
+    "walstore.kits.typed": "SchemaError",
     "uploader.stores": "ObjectNotFoundError PreconditionFailedError",
 }
 """Errors with a public name other than those of the package ``walstore``."""
@@ -195,6 +204,7 @@ HIDDEN = {"open_in", "abandon", "check_home", "check_open", "of_store"}
 INSIDE = "Not for callers"
 MADE_HERE = {
     "Reader",
+    "TypedReader",
     "ReadonlyWal",
     "RemoteWal",
     "Consumer",
@@ -214,7 +224,7 @@ PORTS = (ObjectStore, FileSystem)
 SECTIONS = {
     "Start here": "index tutorial concepts",
     "How-tos": (
-        "web_application several_processes serving deploy http work_queue replication cluster "
+        "web_application kits several_processes serving deploy http work_queue replication cluster "
         "transactions streams readonly consumers "
         "messages retention store cloud_writer cloud_reading collection integrity restore "
         "versioned_collections open_tables repair operations testing "

@@ -27,6 +27,7 @@ _EXTRA_OF: Final = {
     "prometheus_client": "metrics",
     "pyiceberg": "iceberg",
     "opentelemetry": "otel",
+    "pydantic": "typed",
 }
 
 

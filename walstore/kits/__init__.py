@@ -1,0 +1,4 @@
+"""Kits: what goes between a log and a framework, or the types of a program. Each is a module of its own.
+
+``typed`` has logs of values of a type. No module of walstore imports a kit, and no kit another.
+"""
