@@ -167,7 +167,7 @@ PAGES = [
         "Testing",
         "`walstore.testing` and `uploader.testing`.",
         {
-            "walstore.testing": "FaultyFileSystem PowerLossFileSystem ManualClock Call Hold",
+            "walstore.testing": "FaultyFileSystem PowerLossFileSystem MemoryFileSystem ManualClock Call Hold",
             "uploader.testing": "FaultyStore LatencyStore ShuffledStore CallCount StoreKilled",
         },
     ),
