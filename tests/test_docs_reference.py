@@ -19,6 +19,7 @@ MODULES += [
     "walstore.serve",
     "walstore.sync",
     "walstore.spark",
+    "walstore.kits.fastapi",
     "walstore.kits.typed",
     "walstore.testing",
     "uploader.testing",

@@ -177,6 +177,7 @@ PAGES = [
         "`walstore.kits`. [kits.md](../kits.md) explains them.",
         {
             "walstore.kits.typed": "TypedLog TypedView TypedReader TypedRecord Schema",
+            "walstore.kits.fastapi": "open_logs log answer_errors",
         },
     ),
     Page(

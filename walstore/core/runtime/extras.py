@@ -27,6 +27,8 @@ _EXTRA_OF: Final = {
     "prometheus_client": "metrics",
     "pyiceberg": "iceberg",
     "opentelemetry": "otel",
+    "fastapi": "fastapi",
+    "starlette": "fastapi",
     "pydantic": "typed",
 }
 
