@@ -20,6 +20,7 @@ MODULES += [
     "walstore.sync",
     "walstore.spark",
     "walstore.kits.fastapi",
+    "walstore.kits.taskiq",
     "walstore.kits.typed",
     "walstore.testing",
     "uploader.testing",

@@ -178,6 +178,7 @@ PAGES = [
         {
             "walstore.kits.typed": "TypedLog TypedView TypedReader TypedRecord Schema",
             "walstore.kits.fastapi": "open_logs log answer_errors",
+            "walstore.kits.taskiq": "WalstoreBroker",
         },
     ),
     Page(

@@ -29,6 +29,7 @@ _EXTRA_OF: Final = {
     "opentelemetry": "otel",
     "fastapi": "fastapi",
     "starlette": "fastapi",
+    "taskiq": "taskiq",
     "pydantic": "typed",
 }
 
