@@ -94,8 +94,8 @@ def log(name: str) -> Callable[[HTTPConnection], Any]:
             if hasattr(state, name):
                 return getattr(state, name)
         raise RuntimeError(
-            f"no log {name!r} is open: FastAPI(lifespan=open_logs({name}=...)), and the application must be "
-            "started, in tests by 'async with app.router.lifespan_context(app)'"
+            f"no log {name!r} is open: FastAPI(lifespan=open_logs({name}=...)), and somebody must enter the "
+            "lifespan, as a server does; a test does it itself"
         )
 
     return find

@@ -1,4 +1,4 @@
-"""The fixtures of the pytest plugin, in projects of their own: a pytest in another process runs each."""
+"""The fixtures of ``pytest_walstore.py``, in projects of their own: a pytest in another process runs each."""
 
 from __future__ import annotations
 
