@@ -65,6 +65,7 @@ PAGES = {
     "concepts": 1,
     "consumers": 5,
     "integrity": 6,
+    "kits": 2,
     "messages": 2,
     "metrics": 5,
     "open_tables": 1,

@@ -19,6 +19,9 @@ MODULES += [
     "walstore.serve",
     "walstore.sync",
     "walstore.spark",
+    "walstore.kits.fastapi",
+    "walstore.kits.taskiq",
+    "walstore.kits.typed",
     "walstore.testing",
     "uploader.testing",
 ]

@@ -13,12 +13,13 @@ from tests.test_docs import ROOT, snippets
 
 CLEAN = """
 from datetime import UTC, datetime
-from typing import assert_type
+from typing import TypedDict, assert_type
 
 import walstore.sync
 from uploader import CloudLog
-from walstore import Batch, Durability, Log, ReadableLog, Record, Settings, Transaction, Wal
+from walstore import Batch, Durability, Job, Log, ReadableLog, Record, Settings, Transaction, Wal
 from walstore import connect, connect_readonly
+from walstore.kits.typed import Schema, TypedLog, TypedRecord, TypedView
 
 
 async def main() -> None:
@@ -62,6 +63,24 @@ async def copy(log: Log, source: ReadableLog) -> None:
     await newest(log)
 
 
+class Order(TypedDict):
+    item: str
+
+
+async def typed(wal: Wal, stored: CloudLog, job: Job) -> None:
+    schema = Schema(Order, version=2, upgrade=lambda record, version: Order(item=str(version)))
+    log = TypedLog(wal, schema)
+    assert_type(log, TypedLog[Order])
+    assert_type(await log.append({"item": "tea"}, key=b"k", durability="disk"), int)
+    assert_type(await log.append_many([Order(item="cup")], expect_offset=1, stream="s"), range)
+    async for record in log.follow("latest"):
+        assert_type(record, TypedRecord[Order])
+        assert_type(record.value["item"], str)
+    async for found in TypedView(stored, schema, on_error="skip").reader(stop=5):
+        assert_type(found.value, Order)
+    assert_type(schema.decode(job), Order)
+
+
 def blocking() -> None:
     with walstore.sync.open("data", settings=Settings()) as log:
         assert_type(log.append(b"", b"key", timestamp_us=datetime.now(UTC)), int)
@@ -75,6 +94,9 @@ def blocking() -> None:
 """
 WRONG = {
     "readable": 'ReadableLog.append(wal, b"")',
+    "typed": 'TypedLog(wal, Schema(int)).append("text")',
+    "typed_many": 'TypedLog(wal, Schema(int)).append_many([b""])',
+    "typed_view": "TypedView(wal, Schema(int)).append(1)",
     "setting": 'Settings(durability="disc")',
     "append": 'Wal.append(wal, b"", durability="disc")',
     "wait": 'wal.wait_durable(1, "disc")',
@@ -104,8 +126,10 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (directory / f"example_{path.name}").write_text(mode_of(code) + code)
     (directory / "clean.py").write_text(CLEAN)
     for name, line in WRONG.items():
-        code = "import walstore.sync\nfrom walstore import ReadableLog, Settings, Wal\n\n\n"
-        code += f"def call(wal: Wal) -> object:\n    return ({line}, ReadableLog, Settings, walstore.sync)\n"
+        code = "import walstore.sync\nfrom walstore import ReadableLog, Settings, Wal\n"
+        code += "from walstore.kits.typed import Schema, TypedLog, TypedView\n\n\n"
+        code += f"def call(wal: Wal) -> object:\n    return ({line}, ReadableLog, Schema,\n"
+        code += "        Settings, TypedLog, TypedView, walstore.sync)\n"
         (directory / f"wrong_{name}.py").write_text(code)
     return directory
 

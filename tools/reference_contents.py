@@ -167,8 +167,18 @@ PAGES = [
         "Testing",
         "`walstore.testing` and `uploader.testing`.",
         {
-            "walstore.testing": "FaultyFileSystem PowerLossFileSystem ManualClock Call Hold",
+            "walstore.testing": "FaultyFileSystem PowerLossFileSystem MemoryFileSystem ManualClock Call Hold",
             "uploader.testing": "FaultyStore LatencyStore ShuffledStore CallCount StoreKilled",
+        },
+    ),
+    Page(
+        "kits",
+        "Kits",
+        "`walstore.kits`. [kits.md](../kits.md) explains them.",
+        {
+            "walstore.kits.typed": "TypedLog TypedView TypedReader TypedRecord Schema",
+            "walstore.kits.fastapi": "open_logs log answer_errors",
+            "walstore.kits.taskiq": "WalstoreBroker",
         },
     ),
     Page(
@@ -186,6 +196,7 @@ PAGES = [
 
 ERRORS = {
     "walstore.spark": "FastPathError",
+    "walstore.kits.typed": "SchemaError",
     "uploader.stores": "ObjectNotFoundError PreconditionFailedError",
 }
 """Errors with a public name other than those of the package ``walstore``."""
@@ -195,6 +206,7 @@ HIDDEN = {"open_in", "abandon", "check_home", "check_open", "of_store"}
 INSIDE = "Not for callers"
 MADE_HERE = {
     "Reader",
+    "TypedReader",
     "ReadonlyWal",
     "RemoteWal",
     "Consumer",
@@ -214,7 +226,7 @@ PORTS = (ObjectStore, FileSystem)
 SECTIONS = {
     "Start here": "index tutorial concepts",
     "How-tos": (
-        "web_application several_processes serving deploy http work_queue replication cluster "
+        "web_application kits several_processes serving deploy http work_queue replication cluster "
         "transactions streams readonly consumers "
         "messages retention store cloud_writer cloud_reading collection integrity restore "
         "versioned_collections open_tables repair handbook operations testing "

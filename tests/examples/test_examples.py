@@ -66,8 +66,9 @@ the log could begin at 7
 acknowledged 300 by several workers: True
 missing 0
 """,
+    "background_jobs": "missing 0\n",
 }
-WITHOUT_SPARK = {"order_book", "store_and_forward", "web_workers"}
+WITHOUT_SPARK = {"order_book", "store_and_forward", "web_workers", "background_jobs"}
 
 
 @pytest.mark.slow

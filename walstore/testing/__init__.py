@@ -8,6 +8,14 @@ from __future__ import annotations
 from walstore.testing.calls import Call
 from walstore.testing.clock import ManualClock
 from walstore.testing.faults import FaultyFileSystem, Hold
+from walstore.testing.memory import MemoryFileSystem
 from walstore.testing.power import PowerLossFileSystem
 
-__all__ = ["Call", "FaultyFileSystem", "Hold", "ManualClock", "PowerLossFileSystem"]
+__all__ = [
+    "Call",
+    "FaultyFileSystem",
+    "Hold",
+    "ManualClock",
+    "MemoryFileSystem",
+    "PowerLossFileSystem",
+]

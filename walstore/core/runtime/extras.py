@@ -27,6 +27,10 @@ _EXTRA_OF: Final = {
     "prometheus_client": "metrics",
     "pyiceberg": "iceberg",
     "opentelemetry": "otel",
+    "fastapi": "fastapi",
+    "starlette": "fastapi",
+    "taskiq": "taskiq",
+    "pydantic": "typed",
 }
 
 
