@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import tempfile
@@ -30,7 +29,7 @@ from walstore.cli.output import (
 from walstore.cli.prove.page import prove_page
 from walstore.cli.running import run_async, stop_on_signal
 from walstore.core.runtime.clock import SystemClock
-from walstore.errors import LogNotFoundError
+from walstore.errors import LogNotFoundError, WalError
 from walstore.location import is_url
 
 if TYPE_CHECKING:
@@ -59,6 +58,7 @@ _NOT_TRIED_IN_STORE: Final = (
     ("requests that arrive after minutes or hours", "late ones arrive within a second here"),
 )
 _NOT_TRIED: Final = (("machines of a cluster", "there are no rounds for clusters"),)
+_PREFIX: Final = "walstore-prove-"
 _DISK_SECONDS: Final = 1.0
 """How long the disk alone is measured, before the rounds."""
 
@@ -105,10 +105,16 @@ def prove(
         with nullcontext() if page is None else replaced_file(Path(page)) as file:
             environment |= _measured(plan)
             run_async(run())
+            if not proving.tried.counts:
+                raise WalError("interrupted before the first round was complete")
             report = _report(plan, proving.tried, environment)
             if file is not None:
                 trials = {name: (one.about, one.rule) for name, one in plan.trials.items()}
                 file.write(prove_page(report, trials).encode(errors="backslashreplace"))
+    except BaseException:
+        if plan.url is not None and proving.tried.has_objects:
+            complain(f"objects may be left under {plan.url.partition('?')[0]}")
+        raise
     finally:
         if not proving.tried.problems:
             shutil.rmtree(plan.place, ignore_errors=True)
@@ -130,13 +136,12 @@ def _plan(
     below = to_url(location, "prove") if is_stored else None
     kinds = _kinds(only, list(BUCKET_TRIALS if is_stored else DIRECTORY_TRIALS))
     if below is not None:
-        place, url = Path(tempfile.mkdtemp(prefix="walstore-prove-")), fresh_prefix(below, "prove")
+        place, url = Path(tempfile.mkdtemp(prefix=_PREFIX)), fresh_prefix(below, "prove")
     else:
         directory = to_directory(location, "prove")
         if not directory.is_dir():
             raise LogNotFoundError(f"there is no directory {directory}", location=str(directory))
-        place, url = (directory / f"walstore-prove-{os.getpid()}").absolute(), None
-        place.mkdir()
+        place, url = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=directory.absolute())), None
     if seed is None:
         seed = random.SystemRandom().getrandbits(32)
     plan = ProvePlan(location, place, url, seed, 60 * minutes, kinds)

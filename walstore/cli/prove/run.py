@@ -68,6 +68,8 @@ class Tried:
     evidence: str | None = None
     """Where its files are."""
     is_interrupted: bool = False
+    has_objects: bool = False
+    """Whether something may be left below the URL."""
 
 
 class Prove:
@@ -87,6 +89,7 @@ class Prove:
             await asyncio.to_thread(shutil.rmtree, log)
         else:
             async with CloudWriter.open(_below(self._plan.url, "first")) as writer:
+                self.tried.has_objects = True
                 await writer.append(b"first")
             await remove_objects(_below(self._plan.url, "first"))
 
@@ -109,6 +112,7 @@ class Prove:
         tried.is_interrupted = stop.is_set()
         if plan.url is not None and not tried.problems:
             await remove_objects(plan.url)
+            tried.has_objects = False
         return tried
 
     def _progress(self, kind: str, seed: int) -> str:

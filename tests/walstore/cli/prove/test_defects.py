@@ -44,12 +44,14 @@ CORRUPTION = ("walstore.errors.CorruptionError: ",)
 NOTICED = (BrokenPromiseError, CorruptionError)
 
 
+@pytest.mark.slow
 def test_syncs_that_do_nothing_lose_records_with_the_power(tmp_path: Path) -> None:
     with pytest.raises(NOTICED):
         fail_power(tmp_path, 0, Counter(), above=LyingFileSystem)
     assert (tmp_path / "outcome").is_dir()  # the evidence
 
 
+@pytest.mark.slow
 def test_writes_that_a_disk_loses_are_missed(tmp_path: Path) -> None:
     fs = LyingFileSystem(PosixFileSystem(), lost_write=7)
     with pytest.raises(NOTICED):
@@ -66,6 +68,7 @@ def test_a_kill_shows_what_was_acknowledged_and_is_lost(tmp_path: Path, program:
     assert last.startswith(("walstore.cli.prove.promises.BrokenPromiseError: ", *CORRUPTION)), last
 
 
+@pytest.mark.slow
 def test_a_repair_that_loses_more_than_it_says_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ assert counts["pauses"] or "pauses" not in sys.argv, counts
 """
 
 
+@pytest.mark.slow
 def test_power_failures(tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
     fail_power(tmp_path, SEED, counts)
@@ -47,6 +48,7 @@ def test_power_failures(tmp_path: Path) -> None:
     assert counts["checks"] == counts["power_outcomes"]
 
 
+@pytest.mark.slow
 def test_full_disks(tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
     fill_disk(tmp_path, SEED, counts)
@@ -54,6 +56,7 @@ def test_full_disks(tmp_path: Path) -> None:
     assert counts["checks"]
 
 
+@pytest.mark.slow
 def test_flipped_bits(tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
     flip_bits(tmp_path, SEED, counts, flips=12)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests import programs
+from tests.waiting import wait_until
 from tests.walstore.cli.conftest import Cli
 
 ROOT = Path(__file__).parents[4]
@@ -58,7 +60,7 @@ def test_a_directory(tmp_path: Path) -> None:
     assert "p99" in report["environment"]["write + fdatasync"]
     assert [path.name for path in mine.parent.iterdir()] == ["mine"]
     page = (tmp_path / "page.html").read_text()
-    assert "All rules held: 1 complete rounds" in page
+    assert "All rules held: 1 rounds" in page
     assert not re.search(r"(?:src|href)=|url\(|@import", page)  # nothing from elsewhere
 
 
@@ -101,6 +103,28 @@ def test_a_broken_rule(tmp_path: Path) -> None:
         f"walstore: repeat: {report['repeat']}",
         f"walstore: evidence: {report['evidence']}",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.kill
+def test_a_signal_ends_it_early(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w+") as out:
+        arguments = (tmp_path, "--only", "full", "--seed", 1, "--minutes", 60, "--json")
+        program = programs.start(
+            programs.WALSTORE,
+            *("prove", *arguments),
+            imports=programs.COMMANDS,
+            stdout=out.fileno(),
+            stderr=out.fileno(),
+        )
+        wait_until(lambda: any(tmp_path.glob("walstore-prove-*/full-2/log")))
+        program.send_signal(signal.SIGINT)
+        assert program.wait(60) == 0
+        out.seek(0)
+        report = json.loads(out.readline())
+    assert report["ok"]
+    assert report["interrupted"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize(
