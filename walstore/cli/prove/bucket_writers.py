@@ -13,6 +13,7 @@ from uploader.stores import ObjectStore, open_store
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.wrapper import Request, StoreWrapper
 from uploader.testing.faults import Fault, busy, conflict, fail, happen_then_fail, postpone, timeout
+from walstore.cli.errors import leaves
 from walstore.cli.prove.forks import send
 from walstore.cli.prove.promises import FoundLog, Promises, parse_value, require, value_of
 from walstore.cli.prove.workload import SIZES
@@ -111,7 +112,7 @@ async def write(scene: BucketScene, descriptor: int, writer: int) -> None:
                         appending.create_task(work.run())
             late.cancel()
     except* WalError as errors:
-        if not all(may_pass(error) for error in _leaves(errors)):
+        if not all(may_pass(error) for error in leaves(errors)):
             raise
         send(descriptor, [0, ["refused_for_now"]])
 
@@ -168,9 +169,3 @@ async def check(scene: BucketScene, promises: Promises, descriptor: int) -> None
 def may_pass(error: BaseException) -> bool:
     """Return whether a writer may meet an error of a store that others use and that fails at times."""
     return isinstance(error, WalError) and (error.retriable or error.outcome == "unknown")
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for one in error.exceptions for leaf in _leaves(one)]
-    return [error]

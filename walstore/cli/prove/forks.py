@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
+from walstore.cli.errors import leaves
 from walstore.cli.prove.promises import BrokenPromiseError
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -151,8 +152,10 @@ def _live(main: Main, out: int, errors: int) -> None:
     try:
         asyncio.run(main(out))
         code = 0
-    except BaseException:  # noqa: BLE001 - the parent raises it
-        text = traceback.format_exc().encode()
+    except BaseException as error:  # noqa: BLE001 - the parent raises it
+        (first, *_) = leaves(error)
+        lines = [traceback.format_exc(), *traceback.format_exception_only(first)]
+        text = "".join(lines).encode()
         with contextlib.suppress(OSError):
             os.write(errors, text[-_ERROR_BYTES:])
     finally:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from walstore import DiskFullError, Wal
-from walstore.cli.errors import is_expected, unwrap
+from walstore.cli.errors import is_expected, leaves, unwrap
 from walstore.cli.prove.examination import look
 from walstore.cli.prove.promises import Promises, require
 from walstore.cli.prove.workload import Workload, report_shown, settings_of
@@ -66,7 +65,7 @@ class _FullDisk:
             try:
                 await work.run(_STEPS)
             except Exception as error:
-                full = [one for one in _errors(error) if isinstance(one, DiskFullError)]
+                full = [one for one in leaves(error) if isinstance(one, DiskFullError)]
                 if not full:
                     raise
                 self._counts["full_disks"] += 1
@@ -87,11 +86,3 @@ class _FullDisk:
         self._counts["acknowledged"] += report[0] == "ok"
         self._counts["refused"] += report[0] == "refused"
         self._promises.hear(report)
-
-
-def _errors(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for one in error.exceptions:
-            yield from _errors(one)
-    else:
-        yield error

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Final
 
 from walstore.cli.child_process import say
+from walstore.cli.errors import leaves
 from walstore.cli.prove.promises import BrokenPromiseError
 from walstore.cli.prove.trials import BUCKET_TRIALS, DIRECTORY_TRIALS, RoundPlan
 
@@ -35,8 +36,9 @@ def main() -> None:
         say(COUNTS, dict(counts))
 
 
-def _in_one_line(error: Exception) -> str:
+def _in_one_line(error: BaseException) -> str:
     """Return what was wrong; of a child's traceback only its error."""
+    (error, *_) = leaves(error)
     line = str(error).rstrip().rpartition("\n")[2].strip()
     if not isinstance(error, BrokenPromiseError):
         line = f"{type(error).__name__}: {line}"
