@@ -35,8 +35,6 @@ EXCEPTIONS: Final = {
     "tests/scenarios/test_88_groups_taken_over.py": "as in test_79",
     "tests/sim/__main__.py run_many": "prints how long it took",
     "tests/storm/__main__.py main": "prints how long it took",
-    "tests/storm/child.py _ship": "a program that is killed: chance says how long it pauses",
-    "tests/storm/story.py Story._listen": "kills programs after a time of chance",
     "tests/uploader/stores/test_obstore_faults.py hasty": "a limit of the HTTP client that is to run out",
     "tests/uploader/stores/test_s3_faults.py hasty": "a limit of the HTTP client that is to run out",
     "tests/uploader/stores/test_s3_faults.py test_a_request_that_trickles_ends_with_its_time_limit": (

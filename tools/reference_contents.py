@@ -229,7 +229,7 @@ SECTIONS = {
         "web_application kits several_processes serving deploy http work_queue replication cluster "
         "transactions streams readonly consumers "
         "messages retention store cloud_writer cloud_reading collection integrity restore "
-        "versioned_collections open_tables repair handbook operations testing "
+        "versioned_collections open_tables repair handbook operations prove testing "
         "stores spark spark_cluster spark_streaming spark_sink spark_from_kafka spark_fast_path "
         "spark_sidecar spark_collections"
     ),

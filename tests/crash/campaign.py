@@ -18,10 +18,10 @@ from pathlib import Path
 import msgpack
 
 from tests.crash.disk import Disk
-from tests.crash.promises import Promises
 from tests.crash.recorder import Life
 from tests.crash.states import State, States
 from tests.crash.trial import materialise, try_state
+from walstore.cli.prove.promises import Promises
 
 COMMAND_LINE_EVERY = 100
 _NAMES = re.compile(r"\d+|/[\w./-]+|'[^']*'|\[.*?\]")

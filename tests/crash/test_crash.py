@@ -14,9 +14,9 @@ from tests.crash import strace
 from tests.crash.__main__ import turns_of
 from tests.crash.campaign import Tally, load, states_of, try_life
 from tests.crash.disk import Disk
-from tests.crash.promises import BrokenPromiseError, Found, Promises
 from tests.crash.recorder import Life, record_life, record_restarts
 from tests.effort import first_seed
+from walstore.cli.prove.promises import BrokenPromiseError, FoundLog, Promises
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "crash"
 FIRST = first_seed("crash")
@@ -241,19 +241,22 @@ class TestPromises:
     def test_what_was_attempted_may_be_there_or_not(self) -> None:
         promises, records = self._promised()
         for count in (3, 4):
-            found = Found(1, count + 1, records[:count], {"a": "2"}, {}, {}, {})
+            found = FoundLog(1, count + 1, records[:count], {"a": "2"}, {}, {}, {})
             assert 2 in promises.check_records(found)
             promises.check(found)
 
     @pytest.mark.parametrize(
         ("found", "complaint"),
         [
-            (lambda r: Found(1, 3, r[:2], {"a": "2"}, {}, {}, {}), "ends at 3"),
-            (lambda r: Found(1, 4, r[:3], {}, {}, {}, {}), "went back"),
-            (lambda r: Found(1, 4, [r[0], r[2], r[1]], {"a": "2"}, {}, {}, {}), "holds"),
-            (lambda r: Found(3, 4, r[2:3], {"a": "2"}, {}, {}, {}), "nobody asked"),
-            (lambda r: Found(1, 5, [*r[:3], (4, *r[2][1:])], {"a": "2"}, {}, {}, {}), "twice"),
-            (lambda r: Found(1, 5, [*r[:3], (4, b"7/0 ", None, None)], {}, {}, {}, {}), "nobody"),
+            (lambda r: FoundLog(1, 3, r[:2], {"a": "2"}, {}, {}, {}), "ends at 3"),
+            (lambda r: FoundLog(1, 4, r[:3], {}, {}, {}, {}), "went back"),
+            (lambda r: FoundLog(1, 4, [r[0], r[2], r[1]], {"a": "2"}, {}, {}, {}), "holds"),
+            (lambda r: FoundLog(3, 4, r[2:3], {"a": "2"}, {}, {}, {}), "nobody asked"),
+            (lambda r: FoundLog(1, 5, [*r[:3], (4, *r[2][1:])], {"a": "2"}, {}, {}, {}), "twice"),
+            (
+                lambda r: FoundLog(1, 5, [*r[:3], (4, b"7/0 ", None, None)], {}, {}, {}, {}),
+                "nobody",
+            ),
         ],
     )
     def test_whatever_else_is_found_is_refused(self, found, complaint: str) -> None:

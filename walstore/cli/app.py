@@ -31,6 +31,7 @@ from walstore.cli import (
     group,
     histories,
     inspect,
+    prove,
     records,
     removal,
     repair,
@@ -130,8 +131,7 @@ _CONTEXT: Final = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     name=PROGRAM,
     cls=_Grouped,
-    help="A write-ahead log for asyncio programs. LOCATION: a directory (data/orders), a store "
-    "(s3://bucket/orders) or a server (unix:///run/w.sock).",
+    help="A write-ahead log. LOCATION: data/log, s3://bucket/log or unix:///w.sock.",
     epilog="Exit codes: 0 ok, 1 usage or operation, 2 corruption, 3 not found, 4 locked or fenced.",
     no_args_is_help=True,
     add_completion=True,
@@ -216,6 +216,7 @@ _add(ENDING, removal.seal, "close a stored log to new records permanently")
 _add(ENDING, removal.destroy, "remove a stored log permanently")
 _add(TRYING, bench.bench, "measure a disk, and a log on it")
 _add(TRYING, demo.demo, "run the whole path once, with a kill in the middle")
+_add(TRYING, prove.prove, "try to break logs on a disk or bucket, and check each")
 _add(TRYING, soak.soak, "run a load with kills and collections, and check every record")
 
 _collections = typer.Typer(

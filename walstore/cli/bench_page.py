@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Final
 
 from walstore.cli.measurement import BenchResults, Measured, MeasurePlan
 from walstore.cli.output import format_count
+from walstore.cli.page import html_page, html_table
 from walstore.cli.plot import STYLE, Plot, PlotLine
 
 COLUMNS: Final = ("measured", "records", "records/s", "MB/s", "p50 ms", "p99 ms")
@@ -15,19 +16,6 @@ _RATIO_COLUMNS: Final = ("rate / disk", "p50 / disk", "p99 / disk")
 _OURS: Final = "walstore"
 _DISK: Final = "write + fdatasync alone"
 
-_STYLE: Final = """\
-:root { color-scheme: light dark; }
-body { font: 14px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 960px; padding: 16px; }
-h1 { font-size: 22px; } h2 { font-size: 17px; margin: 32px 0 8px; }
-p { max-width: 720px; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-td, th { border-bottom: 1px solid #8884; padding: 4px 16px 4px 0; text-align: left; }
-th { font-weight: 600; white-space: nowrap; }
-tbody th { font-weight: normal; }
-td { overflow-wrap: anywhere; }
-td.number, th.number { overflow-wrap: normal; text-align: right; white-space: nowrap; }
-"""
 _ABOUT: Final = """\
 How fast this disk is, and a log on it. Figures of a busy machine say little. Machines differ by a factor, so
 compare the ratios."""
@@ -48,20 +36,15 @@ def bench_page(plan: MeasurePlan, results: BenchResults, machine: Mapping[str, s
         "size of a record": f"{format_count(plan.record_bytes)} B",
     }
     parts = [
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        "<title>walstore bench</title>",
-        f"<style>\n{_STYLE}{STYLE}</style>\n</head>\n<body>\n<h1>walstore bench</h1>",
         f"<p>{_ABOUT}</p>",
         "<h2>Machine</h2>",
-        _table((), facts.items()),
+        html_table((), facts.items()),
         "<h2>Figures</h2>",
-        _table((*COLUMNS, *_RATIO_COLUMNS), _rows_with_ratios(plan, results)),
+        html_table((*COLUMNS, *_RATIO_COLUMNS), _rows_with_ratios(plan, results)),
         f"<p>{_ABOUT_FIGURES}</p>",
         *(part for plot in _plots(plan, results) for part in _section(plot)),
-        "</body>\n</html>\n",
     ]
-    return "\n".join(parts)
+    return html_page("walstore bench", parts, style=STYLE)
 
 
 def result_rows(plan: MeasurePlan, results: BenchResults) -> list[tuple[str, ...]]:
@@ -136,17 +119,3 @@ def _shares(one: Measured) -> list[tuple[float, float]]:
 
 def _section(plot: Plot) -> tuple[str, str]:
     return f"<h2>{escape(plot.title)}</h2>", plot.to_svg()
-
-
-def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table whose rows begin with their names; with names of columns the cells are numbers."""
-    kind = ' class="number"' if names else ""
-    lines = ['<div class="wide"><table>']
-    if names:
-        cells = "".join(f"<th{kind}>{escape(name)}</th>" for name in names[1:])
-        lines += [f"<thead><tr><th>{escape(names[0])}</th>{cells}</tr></thead>"]
-    lines += ["<tbody>"]
-    for first, *others in rows:
-        cells = "".join(f"<td{kind}>{escape(cell)}</td>" for cell in others)
-        lines += [f"<tr><th>{escape(first)}</th>{cells}</tr>"]
-    return "\n".join([*lines, "</tbody></table></div>"])

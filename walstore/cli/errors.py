@@ -67,16 +67,17 @@ def unwrap(error: BaseException) -> BaseException:
 
     The first if there are several and all are expected; the group itself if one is not.
     """
-    found = list(_errors(error))
+    found = list(leaves(error))
     if len(found) == 1 or all(map(is_expected, found)):
         return found[0]
     return error
 
 
-def _errors(error: BaseException) -> Iterator[BaseException]:
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors of a group, however deep; of another error only itself."""
     if isinstance(error, BaseExceptionGroup):
         for one in error.exceptions:
-            yield from _errors(one)
+            yield from leaves(one)
     else:
         yield error
 

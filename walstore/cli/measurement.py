@@ -128,7 +128,7 @@ class BenchResults:
 async def measure_all(plan: MeasurePlan, on_part: Callable[[str], None]) -> BenchResults:
     """Run all parts one after another. ``on_part`` is called with the name of each before it begins."""
     on_part(RAW)
-    raw, *other_blocks = await asyncio.to_thread(_raw, plan)
+    raw, *other_blocks = await asyncio.to_thread(measure_disk, plan)
     parts = [raw]
     appends: dict[tuple[int, int], Measured] = {}
     value = bytes(plan.record_bytes)
@@ -162,8 +162,12 @@ async def _append(path: Path, seconds: float, name: str, producers: int, value: 
         return await _produce(seconds, name, producers, append)
 
 
-def _raw(plan: MeasurePlan) -> list[Measured]:
-    """Write and sync so many bytes again and again, without a log: the speed of the disk itself."""
+def measure_disk(plan: MeasurePlan) -> list[Measured]:
+    """Write and sync so many bytes again and again, without a log: the speed of the disk itself.
+
+    Blocks for a part of the plan's time. Returns a part each for reserved blocks, a growing file, and blocks
+    that were written before.
+    """
     with ExitStack() as stack:
         files = []
         for number, kind in enumerate(_RAW_KINDS):

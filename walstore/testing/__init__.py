@@ -1,6 +1,6 @@
 """A clock and file systems under a test's control, for tests of walstore and of programs that use it.
 
-Nothing here is imported by the rest of the package, and nothing needs a test framework.
+Of the rest of the package only ``walstore prove`` imports it, and nothing needs a test framework.
 """
 
 from __future__ import annotations

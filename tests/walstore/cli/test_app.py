@@ -19,7 +19,7 @@ VERBS = (
     *("check", "verify", "scrub", "repair", "upload", "restore", "fork", "rotate"),
     *("trim", "gc", "seal"),
     "destroy",
-    *("bench", "demo", "soak", "collection", "logs"),
+    *("bench", "demo", "prove", "soak", "collection", "logs"),
 )
 COLLECTION_VERBS = (
     *("create", "show", "read", "write", "materialize"),

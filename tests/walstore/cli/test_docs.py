@@ -174,6 +174,7 @@ def test_values_of_options() -> None:
         "tail": {"--from": "-10"},
         "dump": {"--from": "earliest", "--to": "latest"},
         "demo": {"--seconds": "12"},
+        "prove": {"--minutes": "10"},
         "soak": {"--minutes": "5", "--rate": "1000", "--kill-seconds": "10"},
         "bench": {"--seconds": "5", "--producers": "64", "--record-bytes": "100"},
         "fragments": {"--from": "earliest", "--to": "latest"},

@@ -1,9 +1,10 @@
-"""What a program was promised so far, by its reports, and whether a log that is found keeps it. Pure.
+"""Promises: what a program was promised so far, by its reports, and whether a log keeps it. Pure.
 
 Reports, in the order in which they were written:
 
   * ``["op", id, sizes, more]``: about to append records of these sizes as one; ``more`` may have ``key``,
     ``stream``, ``fill`` (base64), ``register`` (set to the id), ``producer`` (its name and the number);
+  * ``["refused", id]``: not written, and never will be;
   * ``["ok", id, offset]``: durable; ``["accepted", id, offset]``: not yet; ``["durable", limit]``: all below;
   * ``["opened", head, limit]`` and ``["shown", [[offset, id, place], …]]``: what an opening found;
   * ``["trim?", before]``, ``["trim", head]``; ``["cursor?", name, offset]``, ``["cursor", name, offset]``;
@@ -15,11 +16,13 @@ Every record below an acknowledged one is durable, too: a log is a prefix of wha
 from __future__ import annotations
 
 import base64
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.crash.workload import value_of
+Row = tuple[int, bytes, bytes | None, str | None]
+"""Offset, value, key and stream of a record."""
 
 
 class BrokenPromiseError(AssertionError):
@@ -32,9 +35,25 @@ def require(condition: object, message: str) -> None:
         raise BrokenPromiseError(message)
 
 
+def value_of(op: int, at: int, size: int, fill: bytes = b"") -> bytes:
+    """Return the value of a record of an operation; with ``fill`` that follows its name."""
+    name = b"%d/%d " % (op, at)
+    missing = max(0, size - len(name))
+    if op % 4 == 0 and not fill:
+        return name + random.Random(op).randbytes(missing)  # which no compression makes smaller
+    filler = fill or b"%d." % op
+    return name + (filler * (missing // len(filler) + 1))[:missing]
+
+
+def parse_value(value: bytes) -> tuple[int, int] | None:
+    """Return the operation and the place that a value names; None if it names none."""
+    op, _, place = value.split(b" ", 1)[0].partition(b"/")
+    return (int(op), int(place)) if op.isdigit() and place.isdigit() else None
+
+
 @dataclass(slots=True)
-class Op:
-    """An intent: records that enter the log together, once."""
+class Intent:
+    """Records that enter the log together, once."""
 
     id: int
     sizes: list[int]
@@ -45,11 +64,12 @@ class Op:
     producer: tuple[str, int] | None = None
 
     def value(self, at: int) -> bytes:
+        """Return the value of one of its records."""
         return value_of(self.id, at, self.sizes[at], base64.b64decode(self.fill))
 
 
 @dataclass(slots=True)
-class History:
+class Attempts:
     """Values of one thing in the order in which they were attempted."""
 
     attempted: list[Any] = field(default_factory=list)
@@ -57,6 +77,7 @@ class History:
     """Place of the newest that was promised to stay, or be followed by a later one."""
 
     def acknowledge(self, value: Any) -> None:
+        """Note that a value was set."""
         self.acknowledged = max(self.acknowledged, self.place(value))
 
     def place(self, value: Any) -> int:
@@ -75,15 +96,14 @@ class History:
 
 
 @dataclass(slots=True)
-class Found:
-    """What an opened log holds."""
+class FoundLog:
+    """What an opened log contains."""
 
     head: int
     limit: int
-    records: Sequence[tuple[int, bytes, bytes | None, str | None]]
-    """Offset, value, key, stream."""
+    records: Sequence[Row]
     registers: Mapping[str, str] | None = None
-    streams: Mapping[str, list] | None = None
+    streams: Mapping[str, list[Any]] | None = None
     cursors: Mapping[str, int] | None = None
     sequences: Mapping[str, int] | None = None
     """Newest sequence number of each producer."""
@@ -95,15 +115,17 @@ class Promises:
     """All that was reported about one log."""
 
     def __init__(self) -> None:
-        self.ops: dict[int, Op] = {}
+        self.ops: dict[int, Intent] = {}
+        self.refused: set[int] = set()
+        """Operations that are in no log."""
         self.at: dict[int, tuple[int, int]] = {}
         """Operation and place of the records whose offset was reported."""
         self.limit = 1
         """Everything below is durable."""
         self.head, self.highest_head = 1, 1
-        self.registers: dict[str, History] = {}
-        self.streams: dict[str, History] = {}
-        self.cursors: dict[str, History] = {}
+        self.registers: dict[str, Attempts] = {}
+        self.streams: dict[str, Attempts] = {}
+        self.cursors: dict[str, Attempts] = {}
         self.sequences: dict[str, dict[int, tuple[int, int | None]]] = {}
         """Of each producer: the operation under a number, and its offset if it was acknowledged."""
         self.uploaded = 1
@@ -113,22 +135,28 @@ class Promises:
 
     # -- hearing -----------------------------------------------------------------------------
 
-    def hear(self, report: list) -> None:
+    def hear(self, report: list[Any]) -> None:
         """Take note of a report."""
         self.reports += 1
         kind, *what = report
         getattr(self, f"_hear_{kind.replace('?', '_intent')}")(*what)
 
-    def _hear_op(self, id_: int, sizes: list[int], more: dict) -> None:
+    def _hear_op(self, id_: int, sizes: list[int], more: dict[str, Any]) -> None:
         producer = more.pop("producer", None)
-        op = self.ops[id_] = Op(id_, sizes, producer=tuple(producer) if producer else None, **more)
+        op = self.ops[id_] = Intent(
+            id_, sizes, producer=tuple(producer) if producer else None, **more
+        )
         if op.register is not None:
-            self.registers.setdefault(op.register, History()).attempted.append(str(id_))
+            self.registers.setdefault(op.register, Attempts()).attempted.append(str(id_))
         if op.producer is not None:
             self.sequences.setdefault(op.producer[0], {})[op.producer[1]] = (id_, None)
 
+    def _hear_refused(self, id_: int) -> None:
+        self.refused.add(id_)
+
     def _hear_ok(self, id_: int, start: int) -> None:
         op = self.ops[id_]
+        self.refused.discard(id_)  # it was asked for again under its number
         self._hear_accepted(id_, start)
         if op.sizes:
             self._hear_durable(start + len(op.sizes))
@@ -176,13 +204,13 @@ class Promises:
         self.head = max(self.head, head)
 
     def _hear_cursor_intent(self, name: str, offset: int) -> None:
-        self.cursors.setdefault(name, History()).attempted.append(offset)
+        self.cursors.setdefault(name, Attempts()).attempted.append(offset)
 
     def _hear_cursor(self, name: str, offset: int) -> None:
         self.cursors[name].acknowledge(offset)
 
-    def _hear_stream_intent(self, name: str, what: list) -> None:
-        self.streams.setdefault(name, History()).attempted.append(what)
+    def _hear_stream_intent(self, name: str, what: list[Any]) -> None:
+        self.streams.setdefault(name, Attempts()).attempted.append(what)
 
     def _hear_stream(self, name: str) -> None:
         history = self.streams[name]
@@ -190,7 +218,7 @@ class Promises:
 
     # -- judging -----------------------------------------------------------------------------
 
-    def check(self, found: Found, *, retains_all: bool = True) -> None:
+    def check(self, found: FoundLog, *, retains_all: bool = True) -> None:
         """Require that a log opened for writing keeps every promise."""
         require(found.limit >= self.limit, f"the log ends at {found.limit}, promised: {self.limit}")
         require(found.head >= self.head, f"the head went back from {self.head} to {found.head}")
@@ -211,12 +239,12 @@ class Promises:
                 require(position >= found.oldest, "retention passed a cursor")
         self._check_sequences(found, present)
 
-    def check_prefix(self, found: Found) -> None:
+    def check_prefix(self, found: FoundLog) -> None:
         """Require that what a reader sees without the lock is a prefix of the log, in whole groups."""
         require(found.head <= max(self.highest_head, self.head), f"the head is {found.head}")
         self.check_records(found)
 
-    def check_records(self, found: Found, *, is_whole: bool = True) -> set[int]:
+    def check_records(self, found: FoundLog, *, is_whole: bool = True) -> set[int]:
         """Require exact records without gap, duplicate or half a group; return whose are there.
 
         Not whole: the last group may go on elsewhere.
@@ -236,6 +264,7 @@ class Promises:
                 require(offset == found.head, f"offset {offset} begins inside operation {op.id}")
             else:
                 require(op.id not in present, f"operation {op.id} is in the log twice")
+            require(op.id not in self.refused, f"operation {op.id} was refused, and is in the log")
             present.add(op.id)
             require(value == op.value(place), f"offset {offset} holds another value")
             require(stream == op.stream, f"offset {offset} has stream {stream!r}")
@@ -249,15 +278,18 @@ class Promises:
         require(rest is None or not is_whole, f"the log ends inside operation {rest and rest[0]}")
         return present
 
-    def _identify(self, offset: int, value: bytes) -> tuple[Op, int]:
-        id_, _, place = value.split(b" ", 1)[0].partition(b"/")
-        require(id_.isdigit() and place.isdigit(), f"offset {offset} holds garbage: {value[:40]!r}")
-        op = self.ops.get(int(id_))
-        require(op is not None, f"offset {offset} holds a record that nobody appended")
-        assert op is not None
-        return op, int(place)
+    def _identify(self, offset: int, value: bytes) -> tuple[Intent, int]:
+        named = parse_value(value)
+        if named is None:
+            raise BrokenPromiseError(f"offset {offset} holds garbage: {value[:40]!r}")
+        op = self.ops.get(named[0])
+        if op is None or named[1] >= len(op.sizes):
+            raise BrokenPromiseError(f"offset {offset} holds a record that nobody appended")
+        return op, named[1]
 
-    def _check_register(self, name: str, history: History, found: Found, present: set[int]) -> None:
+    def _check_register(
+        self, name: str, history: Attempts, found: FoundLog, present: set[int]
+    ) -> None:
         assert found.registers is not None
         value = found.registers.get(name)
         value = value if value is None else value.rpartition(" ")[2]  # a fence's has a number, too
@@ -271,7 +303,7 @@ class Promises:
                 id_ in present or found.head > 1, f"register {name!r} is there without its records"
             )
 
-    def _check_sequences(self, found: Found, present: set[int]) -> None:
+    def _check_sequences(self, found: FoundLog, present: set[int]) -> None:
         assert found.sequences is not None
         for producer, numbers in self.sequences.items():
             newest = found.sequences.get(producer, 0)
