@@ -70,6 +70,7 @@ from walstore.net.remote.served_logs import ServedLog, list_logs
 from walstore.positions.cursor import Cursor
 from walstore.positions.cursor_state import CursorInfo
 from walstore.positions.cursors.consumer import Consumer
+from walstore.positions.groups.delay import delayed
 from walstore.positions.groups.group import Group, Job
 from walstore.records import Durability, Record, Start
 from walstore.store.store_settings import StoreSettings
@@ -116,6 +117,7 @@ __all__ = [
     "WalStore",
     "connect",
     "connect_readonly",
+    "delayed",
     "list_logs",
     "open",
     # values

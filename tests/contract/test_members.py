@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from tests.cases import case
 from tests.contract.faces import Face, on
 from tests.contract.test_group import fetched
-from walstore import LeaseExpiredError, WalClosedError, WalError
+from walstore import LeaseExpiredError, WalClosedError, WalError, delayed
+from walstore.positions.groups.delay import NOT_BEFORE
 
 HERE = on("opened", "served", "stored")
 
@@ -206,6 +208,84 @@ async def test_only_so_many_are_with_members_of_all_programs(face: Face) -> None
         )
         await jobs[0].ack()
         assert [job.value for job in await other.fetch()] == [b"c"]
+
+
+# -- delays ----------------------------------------------------------------------------------
+
+
+def pass_time(face: Face, seconds: float) -> None:
+    """Let time pass, by both clocks of a group."""
+    assert face.clock is not None
+    face.clock.skip(seconds)
+    face.clock.shift_wall(seconds)
+
+
+@HERE
+async def test_a_delayed_job_comes_in_its_time_and_holds_no_other_back(face: Face) -> None:
+    """Those whose time has come are delivered in the order of their moments, before others."""
+    for value, seconds in ((b"late", 900), (b"soon", 300), (b"then", 600)):
+        await face.writer.append(value, headers={**delayed(seconds, clock=face.clock), "h": b"1"})
+    await face.writer.append(b"now")
+    async with face.log.group("g", ack_wait_seconds=3600.0) as group:
+        (now,) = await fetched(group, 1)
+        assert (now.value, await group.fetch(9, max_wait_seconds=0)) == (b"now", [])
+        await now.ack()
+        found = await group.statistics()
+        assert (found.floor, found.pending, found.unsettled) == (1, 0, 3)
+        pass_time(face, 310)
+        (soon,) = await fetched(group, 1)
+        assert (soon.value, soon.deliveries, soon.headers["h"]) == (b"soon", 1, b"1")
+        await soon.nak()
+        assert [(job.value, job.deliveries) for job in await fetched(group, 1)] == [(b"soon", 2)]
+        pass_time(face, 600)
+        await face.writer.append(b"new")
+        assert [job.value for job in await fetched(group, 3)] == [b"then", b"late", b"new"]
+
+
+@HERE
+async def test_a_delay_outlives_the_members(face: Face) -> None:
+    await face.writer.append(b"a", headers=delayed(600, clock=face.clock))
+    async with face.log.group("g") as group:
+        assert await group.fetch(max_wait_seconds=0.01) == []
+    pass_time(face, 500)
+    async with face.again() as log, log.group("g", ack_wait_seconds=60.0) as group:
+        assert await group.fetch(max_wait_seconds=0.01) == []
+        pass_time(face, 110)
+        assert [job.value for job in await fetched(group, 1)] == [b"a"]
+
+
+@HERE
+async def test_a_delayed_job_holds_back_those_of_its_key(face: Face) -> None:
+    await face.writer.append(b"1", key=b"k", headers=delayed(600, clock=face.clock))
+    await face.writer.append_many([b"2", b"3"], key=b"k")
+    await face.writer.append(b"other", key=b"l")
+    async with face.log.group("g", ordered=True) as group:
+        assert [job.value for job in await fetched(group, 1)] == [b"other"]
+        assert await group.fetch(max_wait_seconds=0.01) == []
+        pass_time(face, 610)
+        for value in (b"1", b"2"):
+            (job,) = await fetched(group, 1)
+            assert job.value == value
+            await job.ack()
+
+
+@HERE
+async def test_a_moment_that_is_past_or_none_delays_nothing(face: Face) -> None:
+    past = datetime(2020, 1, 1, tzinfo=UTC)
+    odd = ({NOT_BEFORE: b"soon"}, {NOT_BEFORE: b""}, {NOT_BEFORE: b"9" * 40}, delayed(past))
+    for headers in odd:
+        await face.writer.append(b"a", headers=headers)
+    async with face.log.group("g") as group:
+        jobs = await fetched(group, len(odd))
+        assert {job.offset for job in jobs} == {1, 2, 3, 4}
+
+
+@HERE
+async def test_more_delayed_jobs_than_may_be_unsettled_hold_no_other_back(face: Face) -> None:
+    await face.writer.append_many([b"later"] * 1100, headers=delayed(600, clock=face.clock))
+    await face.writer.append(b"now")
+    async with face.log.group("g", max_ack_pending=1) as group:
+        assert [job.value for job in await fetched(group, 1)] == [b"now"]
 
 
 # -- entering and leaving --------------------------------------------------------------------

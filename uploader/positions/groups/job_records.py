@@ -50,7 +50,8 @@ class JobReader:
             self.ahead.clear()
             self._reader.seek(position)
             self.limit = position
-        room = max(0, self._settings.most_unsettled - len(document.rows))
+        delayed = sum(row.is_delayed for row in document.rows.values())
+        room = max(0, self._settings.most_unsettled + delayed - len(document.rows))
         wanted = room if document.is_ordered else min(wanted, room)
         while len(self.ahead) < wanted and self.limit < self._place.log.tail:
             batch = await self._reader.fetch(max_records=_READ_RECORDS, max_bytes=_READ_BYTES)

@@ -511,7 +511,8 @@ class GroupCoordinator(SharedGroup):
                     max_wait_seconds=_SAVE_SECONDS if is_behind else None,
                 )
                 if batch.limit > state.position:
-                    state.offer(batch, self._skipped)
+                    now, now_us = self._clock.monotonic(), self._clock.now_us()
+                    state.offer(batch, self._skipped, now=now, now_us=now_us)
                     self._changed.set()
                 if self._clock.monotonic() >= saved + _SAVE_SECONDS:
                     await self._try_save(state, self._cursor)

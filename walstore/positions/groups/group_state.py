@@ -14,6 +14,7 @@ from operator import attrgetter
 
 from walstore.core.batches.batch import Batch
 from walstore.core.batches.cost import cost_of
+from walstore.positions.groups.delay import not_before_us
 from walstore.positions.groups.group_settings import GroupSettings
 from walstore.positions.groups.job_table import JobTable, OpenJob, in_parts, not_begun
 from walstore.positions.groups.journal import Remembered
@@ -99,8 +100,18 @@ class GroupState(JobTable[MemberJob]):
 
     # -- changing ----------------------------------------------------------------------------
 
-    def offer(self, batch: Batch, skipped_stream: str | None = None) -> None:
-        """Take the next records of the log; those of ``skipped_stream`` count as settled."""
+    def offer(
+        self,
+        batch: Batch,
+        skipped_stream: str | None = None,
+        *,
+        now: float = 0.0,
+        now_us: int = 0,
+    ) -> None:
+        """Take the next records of the log; those of ``skipped_stream`` count as settled.
+
+        ``now_us`` is the same moment as ``now``, by the wall clock, which the delays of records mean.
+        """
         for record in batch.records():
             offset = record.offset
             if offset in self._settled:
@@ -109,6 +120,9 @@ class GroupState(JobTable[MemberJob]):
                 job = self._unread.pop(offset, None) or MemberJob(offset)
                 job.record, job.cost = record, cost_of(record)
                 job.key = record.key if self.settings.is_ordered else None
+                moment = not_before_us(record.headers)
+                if moment is not None and not job.deliveries:
+                    job.delay(now + (moment - now_us) / 1e6, now)
                 self.held_bytes += job.cost
                 self.add(job)
         self.position = batch.limit
