@@ -498,17 +498,17 @@ class BlockingJob(NotCopied):
         self._loop.run(self._job.ack)
 
     @renamed(delay="delay_seconds")
-    def nak(self, delay_seconds: float = 0.0) -> None:
+    def nak(self, delay_seconds: float = 0.0, *, error: BaseException | str | None = None) -> None:
         """Give the job back: it comes again after ``delay_seconds``."""
-        self._loop.run(lambda: self._job.nak(delay_seconds))
+        self._loop.run(lambda: self._job.nak(delay_seconds, error=error))
 
     def in_progress(self) -> None:
         """Begin the lease anew; LeaseExpiredError if it has ended."""
         self._loop.run(self._job.in_progress)
 
-    def term(self) -> None:
-        """Drop the job: it never comes again."""
-        self._loop.run(self._job.term)
+    def term(self, reason: BaseException | str | None = None) -> None:
+        """Drop the job: it never comes again; with a reason it becomes a dead letter."""
+        self._loop.run(lambda: self._job.term(reason))
 
 
 class BlockingGroup(NotCopied):

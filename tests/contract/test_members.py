@@ -12,7 +12,7 @@ import pytest
 from tests.cases import case
 from tests.contract.faces import Face, on
 from tests.contract.test_group import fetched
-from walstore import LeaseExpiredError, WalClosedError, WalError, delayed
+from walstore import InvalidSettingsError, LeaseExpiredError, WalClosedError, WalError, delayed
 from walstore.positions.groups.delay import NOT_BEFORE
 
 HERE = on("opened", "served", "stored")
@@ -25,7 +25,8 @@ def mortal(face: Face, most: int, **options: Any) -> dict[str, Any]:
 
 
 async def letters_of(face: Face, stream: str) -> list[Any]:
-    await face.log.refresh()
+    if not face.is_blocking:
+        await face.log.refresh()
     async with face.log.reader(stream=stream, follow=False) as reader:
         return [record async for record in reader]
 
@@ -129,13 +130,87 @@ async def test_a_poison_record_becomes_a_dead_letter(face: Face) -> None:
         assert handled == [b"fine"]
         (letter,) = await letters_of(face, "g.dead")
         assert (letter.value, letter.key) == (b"poison", b"k")
-        assert dict(letter.headers) == {
+        times = [letter.headers.get(f"walstore.{at}_delivery_us") for at in ("first", "last")]
+        if face.beside is None:  # else there is no one clock
+            assert [time is not None for time in times] == [True, True]
+            assert int(times[0]) <= int(times[1])
+        headers = {name: value for name, value in letter.headers.items() if "_us" not in name}
+        assert headers == {
             "h": b"1", "walstore.group": b"g", "walstore.offset": b"1", "walstore.deliveries": b"3",
             "walstore.stream": b"in",
         }  # fmt: skip
         found = await group.statistics()
         assert (found.dead, found.unsettled) == (1, 0)
         assert await group.fetch(max_wait_seconds=0.1) == []  # it does not read its own letters
+
+
+class NoPictureError(Exception):
+    """What a handler raises."""
+
+
+@on("opened", "replicated", "served", "stored", "blocking", "distant")
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (NoPictureError("none at /x"), "NoPictureError: none at /x"),
+        (ZeroDivisionError(), "ZeroDivisionError"),
+        ("given up: é", "given up: é"),
+        ("é" * 2000, "é" * 512),
+    ],
+)
+async def test_a_dead_letter_says_what_the_last_handler_said(
+    face: Face, error: Any, text: str
+) -> None:
+    await face.writer.append(b"poison")
+    async with face.log.group("g", **mortal(face, 2, ack_wait_seconds=3600.0)) as group:
+        (job,) = await fetched(group, 1)
+        await job.nak(error="at first")
+        (job,) = await fetched(group, 1)
+        await job.nak(error=error)
+        await until_dead(group, 1)
+        (letter,) = await letters_of(face, "g.dead")
+        assert letter.headers["walstore.error"].decode() == text
+        assert letter.headers["walstore.deliveries"] == b"2"
+        assert await group.fetch(max_wait_seconds=0) == []
+
+
+@on("opened", "replicated", "served", "stored", "blocking", "distant")
+async def test_a_job_that_is_dropped_with_a_reason_is_a_dead_letter_at_once(face: Face) -> None:
+    await face.writer.append_many([b"bad", b"good"])
+    async with face.log.group("g", **mortal(face, 9, ack_wait_seconds=3600.0)) as group:
+        bad, good = await fetched(group, 2)
+        await bad.term(ValueError("no such picture"))
+        (letter,) = await letters_of(face, "g.dead")
+        assert letter.headers["walstore.error"] == b"ValueError: no such picture"
+        assert (letter.value, letter.headers["walstore.deliveries"]) == (b"bad", b"1")
+        await bad.term("again")  # nothing happens
+        await good.ack()
+        found = await group.statistics()
+        assert (found.dead, found.unsettled) == (1, 0)
+    assert len(await letters_of(face, "g.dead")) == 1
+
+
+@HERE
+async def test_what_is_no_error_is_refused(face: Face) -> None:
+    await face.writer.append(b"a")
+    async with face.log.group("g") as group:
+        (job,) = await fetched(group, 1)
+        for wrong in (7, b"text", ValueError):
+            with case(wrong), pytest.raises(TypeError, match="an exception or a text"):
+                await job.nak(error=wrong)
+            with case(wrong), pytest.raises(TypeError, match="an exception or a text"):
+                await job.term(wrong)
+        assert (await group.statistics()).pending == 1
+
+
+@on("stored")
+async def test_a_reason_needs_a_place_for_the_letter(face: Face) -> None:
+    await face.writer.append(b"a")
+    async with face.log.group("g") as group:
+        (job,) = await fetched(group, 1)
+        with pytest.raises(InvalidSettingsError, match="letters="):
+            await job.term("bad")
+        await job.ack()
 
 
 @on("opened", "served")

@@ -14,7 +14,7 @@ from uploader.positions.groups.group_place import GroupPlace, LetterWriter
 from walstore.core.read.reader import Reader
 from walstore.errors import CorruptionError, WalError
 from walstore.positions.groups.group_settings import GroupSettings
-from walstore.positions.groups.letters import append_letter
+from walstore.positions.groups.letters import Failure, append_letter
 from walstore.records import Record
 
 logger = logging.getLogger("walstore.groups")
@@ -112,16 +112,23 @@ class DeadLetters:
         """Whether some are being appended."""
         return bool(self._tasks)
 
-    def begin(self, record: Record, deliveries: int) -> None:
+    def begin(
+        self,
+        record: Record,
+        deliveries: int,
+        failure: Failure = Failure(),  # noqa: B008 - a value
+    ) -> asyncio.Task[None]:
         """Append a dead letter and settle its job, without waiting for it.
 
         After a failure, or once this is closed, the job is due again after its lease.
         """
         task = asyncio.get_running_loop().create_task(
-            self._append(record, deliveries), name=f"walstore dead letter of group {self._name}"
+            self._append(record, deliveries, failure),
+            name=f"walstore dead letter of group {self._name}",
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def aclose(self) -> None:
         """End what is in progress; each job is settled, or is not."""
@@ -130,10 +137,9 @@ class DeadLetters:
                 task.cancel()
             await asyncio.wait(self._tasks)
 
-    async def _append(self, record: Record, deliveries: int) -> None:
+    async def _append(self, record: Record, deliveries: int, failure: Failure) -> None:
         assert self._letters is not None
-        assert self._settings.max_deliver is not None
-        counted, letters = min(deliveries, self._settings.max_deliver), self._letters
+        counted, letters = min(deliveries, self._settings.max_deliver or deliveries), self._letters
         stream = self._settings.letters_of(self._name)
 
         async def append(letter: Record) -> None:
@@ -142,7 +148,7 @@ class DeadLetters:
             )
 
         try:
-            await append_letter(self._name, record, counted, append)
+            await append_letter(self._name, record, counted, append, failure)
             await self._settle(record.offset)
         except WalError as error:
             logger.warning(

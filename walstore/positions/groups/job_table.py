@@ -38,7 +38,17 @@ _STALE_MOMENTS: Final = 1000
 class OpenJob:
     """A job that is not settled."""
 
-    __slots__ = ("cost", "deliveries", "due", "is_delayed", "is_leased", "key", "offset", "since")
+    __slots__ = (
+        "cost",
+        "deliveries",
+        "due",
+        "is_delayed",
+        "is_hopeless",
+        "is_leased",
+        "key",
+        "offset",
+        "since",
+    )
 
     def __init__(
         self,
@@ -61,6 +71,8 @@ class OpenJob:
         """If its record says so, the moment from which it may be delivered first; see :meth:`delay`."""
         self.is_delayed = False
         """Whether it waits for that moment."""
+        self.is_hopeless = False
+        """Whether it is not to be delivered again, however often it was."""
         self.cost = 0
         """Bytes that it takes in memory, and about as many on its way to a member."""
 
@@ -226,7 +238,7 @@ class JobTable(Generic[_O]):
         """Let a job be delivered or buried, unless another one of its key is before it."""
         if job.key is not None and job.offset in self._behind[job.key]:
             return
-        if self.is_spent(job.deliveries):
+        if job.is_hopeless or self.is_spent(job.deliveries):
             self.dead.append(job)
         else:
             heappush(self._ready, (job.since, job.offset))
