@@ -72,6 +72,7 @@ from walstore.positions.cursor_state import CursorInfo
 from walstore.positions.cursors.consumer import Consumer
 from walstore.positions.groups.delay import delayed
 from walstore.positions.groups.group import Group, Job
+from walstore.positions.groups.redrive import Redriven
 from walstore.records import Durability, Record, Start
 from walstore.store.store_settings import StoreSettings
 from walstore.store.wal_store import StoreStatistics, WalStore
@@ -101,6 +102,7 @@ __all__ = [
     "ReadableLog",
     "Reader",
     "ReadonlyWal",
+    "Redriven",
     "RemoteReadonlyWal",
     "RemoteWal",
     "Replication",

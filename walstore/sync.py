@@ -39,6 +39,7 @@ from walstore.net.remote.remote_wal import connect as connect_remote
 from walstore.positions.cursor import Cursor
 from walstore.positions.cursor_state import CursorInfo
 from walstore.positions.groups.group import Group, Job
+from walstore.positions.groups.redrive import Redriven
 from walstore.records import AnyDurability, Record, Start
 
 __all__ = [
@@ -282,6 +283,21 @@ class BlockingLog(NotCopied):
     def delete_group(self, name: str) -> bool:
         """Remove a group; as :meth:`walstore.Wal.delete_group`."""
         return self._run(lambda: self._log.delete_group(name))
+
+    def redrive_group(
+        self,
+        name: str,
+        *,
+        offsets: Iterable[int] | None = None,
+        limit: int | None = None,
+        dead_letters: str | None = None,
+    ) -> Redriven:
+        """Make dead letters of a group jobs again; as :meth:`walstore.Wal.redrive_group`."""
+        return self._run(
+            lambda: self._log.redrive_group(
+                name, offsets=offsets, limit=limit, dead_letters=dead_letters
+            )
+        )
 
     def flush(self) -> None:
         """Return when everything accepted before the call is on disk."""

@@ -493,3 +493,101 @@ async def test_jobs_are_acknowledged_in_their_own_group(face: Face) -> None:
         assert (await a.statistics()).unsettled == (await b.statistics()).unsettled == 4
         await too.ack(jobs)
         assert ((await a.statistics()).unsettled, (await b.statistics()).unsettled) == (0, 4)
+
+
+# -- dead letters that become jobs again ------------------------------------------------------
+
+WITH_REDRIVE = on("opened", "replicated", "served", "blocking", "distant")
+
+
+async def make_letters(face: Face, *values: bytes) -> list[int]:
+    """Make a dead letter of each job; return their offsets."""
+    for value in values:
+        await face.writer.append(value, key=b"k", stream="in", headers={"h": b"1"})
+    async with face.log.group("g", stream="in", ack_wait_seconds=3600.0) as group:
+        for job in await fetched(group, len(values)):
+            await job.term(ValueError("bad"))
+    return [letter.offset for letter in await letters_of(face, "g.dead")]
+
+
+@WITH_REDRIVE
+async def test_letters_become_jobs_of_their_group_again_each_once(face: Face) -> None:
+    letters = await make_letters(face, b"1", b"2")
+    async with face.log.group("other", stream="in", ack_wait_seconds=3600.0) as other:
+        for job in await fetched(other, 2):
+            await job.ack()
+        assert await face.log.redrive_group("g") == (letters, [], 0)
+        assert await face.log.redrive_group("g") == ([], [], 0)  # as after a lost answer
+        async with face.log.group("g", stream="in", ack_wait_seconds=3600.0) as group:
+            jobs = await fetched(group, 2)
+            assert [job.value for job in jobs] == [b"1", b"2"]
+            if not face.is_blocking:
+                assert {(job.key, job.stream) for job in jobs} == {(b"k", "in")}
+            headers = {"h": b"1", "walstore.redriven_for": b"g"}
+            assert [dict(job.headers) for job in jobs] == [headers] * 2
+            assert {job.deliveries for job in jobs} == {1}
+            await jobs[0].ack()
+            await jobs[1].term("bad again")
+            assert await group.fetch(max_wait_seconds=0) == []
+        assert await other.fetch(max_wait_seconds=0.01) == []
+    *_, newest = await letters_of(face, "g.dead")
+    assert "walstore.redriven_for" in newest.headers
+    assert await face.log.redrive_group("g") == ([newest.offset], [], 0)
+    assert await face.log.redrive_group("nobody") == ([], [], 0)
+
+
+@WITH_REDRIVE
+async def test_letters_are_redriven_one_by_one_or_so_many(face: Face) -> None:
+    one, two, three, four = await make_letters(face, b"1", b"2", b"3", b"4")
+    assert await face.log.redrive_group("g", offsets=[three, 999]) == ([three], [], 3)
+    assert await face.log.redrive_group("g", offsets=[three]) == ([], [], 3)
+    assert await face.log.redrive_group("g", limit=2) == ([one, two], [], 1)
+    async with face.log.group("g", stream="in", ack_wait_seconds=3600.0) as group:
+        assert [job.value for job in await fetched(group, 3)] == [b"3", b"1", b"2"]
+    assert await face.log.redrive_group("g", limit=2) == ([four], [], 0)
+    for wrong in (0, -1, 1.5, "2"):
+        with case(wrong), pytest.raises((TypeError, ValueError)):
+            await face.log.redrive_group("g", limit=wrong)
+    with pytest.raises(ValueError, match="group's name"):
+        await face.log.redrive_group("a b")
+
+
+@on("opened", "replicated", "served")
+async def test_who_redrives_at_the_same_time_or_is_cancelled_appends_no_letter_twice(
+    face: Face,
+) -> None:
+    letters = await make_letters(face, *(b"%d" % number for number in range(20)))
+    calls = [
+        asyncio.ensure_future(face.log.redrive_group("g", limit=limit)) for limit in (5, 7, None)
+    ]
+    for turns in range(8):
+        cancelled = asyncio.ensure_future(face.log.redrive_group("g", limit=3))
+        for _ in range(turns * 5):
+            await asyncio.sleep(0)
+        cancelled.cancel()
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+    await asyncio.gather(*calls)
+    found = await face.log.redrive_group("g")
+    assert found.left == 0
+    async with face.log.group("g", stream="in", ack_wait_seconds=3600.0) as group:
+        jobs = await fetched(group, len(letters))
+        assert sorted(int(job.value) for job in jobs) == list(range(20))
+        assert await group.fetch(max_wait_seconds=0) == []
+
+
+@on("opened", "served")
+async def test_a_letter_without_its_value_takes_that_of_its_record(face: Face) -> None:
+    """If the log still has it."""
+    value = bytes(face.log.max_record_bytes - 20) if hasattr(face.log, "max_record_bytes") else b""
+    if not value:
+        value = bytes(face.log.settings.max_record_bytes - 20)
+    await face.writer.append(value, stream="in")
+    async with face.log.group("g", stream="in") as group:
+        (job,) = await fetched(group, 1)
+        await job.term("bad")
+    (letter,) = await letters_of(face, "g.dead")
+    assert (letter.value, letter.headers["walstore.omitted"]) == (b"", b"value")
+    found = await face.log.redrive_group("g")
+    assert found.skipped == [letter.offset]  # it is too large with a header
+    assert (found.letters, found.left) == ([], 1)

@@ -15,6 +15,7 @@ from walstore.core.read.reader import Reader
 from walstore.errors import CorruptionError, WalError
 from walstore.positions.groups.group_settings import GroupSettings
 from walstore.positions.groups.letters import Failure, append_letter
+from walstore.positions.groups.redrive import is_job
 from walstore.records import Record
 
 logger = logging.getLogger("walstore.groups")
@@ -59,9 +60,7 @@ class JobReader:
                 return
             self.limit = batch.limit
             self.ahead.extend(
-                record
-                for record in batch.records()
-                if self._skipped is None or record.stream != self._skipped
+                record for record in batch.records() if is_job(record, self._name, self._skipped)
             )
 
     def pass_by(self, position: int) -> dict[int, Record]:

@@ -554,7 +554,7 @@ class GroupCoordinator(SharedGroup):
                 )
                 if batch.limit > state.position:
                     now, now_us = self._clock.monotonic(), self._clock.now_us()
-                    state.offer(batch, self._skipped, now=now, now_us=now_us)
+                    state.offer(batch, self._skipped, group=self.name, now=now, now_us=now_us)
                     self._changed.set()
                 if self._clock.monotonic() >= saved + _SAVE_SECONDS:
                     await self._try_save(state, self._cursor)

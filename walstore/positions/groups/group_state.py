@@ -19,6 +19,7 @@ from walstore.positions.groups.group_settings import GroupSettings
 from walstore.positions.groups.job_table import JobTable, OpenJob, in_parts, not_begun
 from walstore.positions.groups.journal import Remembered
 from walstore.positions.groups.letters import Failure
+from walstore.positions.groups.redrive import is_job
 from walstore.records import Record
 
 
@@ -108,10 +109,11 @@ class GroupState(JobTable[MemberJob]):
         batch: Batch,
         skipped_stream: str | None = None,
         *,
+        group: str = "",
         now: float = 0.0,
         now_us: int = 0,
     ) -> None:
-        """Take the next records of the log; those of ``skipped_stream`` count as settled.
+        """Take the next records of the log; those of ``skipped_stream`` and for other groups are settled.
 
         ``now_us`` is the same moment as ``now``, by the wall clock, which the delays of records mean.
         """
@@ -119,7 +121,7 @@ class GroupState(JobTable[MemberJob]):
             offset = record.offset
             if offset in self._settled:
                 self._settled.discard(offset)
-            elif skipped_stream is None or record.stream != skipped_stream:
+            elif is_job(record, group, skipped_stream):
                 job = self._unread.pop(offset, None) or MemberJob(offset)
                 job.record, job.cost = record, cost_of(record)
                 job.key = record.key if self.settings.is_ordered else None

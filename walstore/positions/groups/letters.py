@@ -17,6 +17,10 @@ MOST_ERROR_BYTES: Final = 1024
 _ERROR: Final = "walstore.error"
 _FIRST: Final = "walstore.first_delivery_us"
 _LAST: Final = "walstore.last_delivery_us"
+LETTER_HEADERS: Final = frozenset(
+    f"walstore.{name}" for name in ("group", "offset", "deliveries", "stream", "omitted")
+) | {_ERROR, _FIRST, _LAST}
+"""The headers of a letter that its job had not."""
 
 
 class Failure(NamedTuple):
