@@ -523,8 +523,8 @@ async def test_letters_become_jobs_of_their_group_again_each_once(face: Face) ->
             assert [job.value for job in jobs] == [b"1", b"2"]
             if not face.is_blocking:
                 assert {(job.key, job.stream) for job in jobs} == {(b"k", "in")}
-            headers = {"h": b"1", "walstore.redriven_for": b"g"}
-            assert [dict(job.headers) for job in jobs] == [headers] * 2
+                headers = {"h": b"1", "walstore.redriven_for": b"g"}
+                assert [dict(job.headers) for job in jobs] == [headers] * 2
             assert {job.deliveries for job in jobs} == {1}
             await jobs[0].ack()
             await jobs[1].term("bad again")

@@ -368,7 +368,20 @@ class GroupProgram:
     async def _handle(self, job: Job) -> None:
         random, wait = self.random, self.plan.ack_wait_seconds
         await asyncio.sleep(random.choice([0.0, 0.0, 0.1, wait / 2, wait * 1.2]))
-        match random.choice(["ack", "ack", "ack", "ack", "nak", "late", "term", "nothing", "more"]):
+        ways = [
+            "ack",
+            "ack",
+            "ack",
+            "ack",
+            "nak",
+            "late",
+            "term",
+            "nothing",
+            "more",
+            "error",
+            "bury",
+        ]
+        match random.choice(ways):
             case "ack" | "term":
                 self.truth.asked.add(job.offset)
                 call = self._ack([job.ack()])
@@ -381,6 +394,12 @@ class GroupProgram:
             case "late":
                 self.truth.given_back.add((job.offset, job.deliveries))
                 await self._call(job.nak(delay_seconds=random.uniform(0, 10)))
+            case "error":
+                self.truth.given_back.add((job.offset, job.deliveries))
+                await self._call(job.nak(error=ValueError("bad")))
+            case "bury":
+                self.truth.given_back.add((job.offset, job.deliveries))
+                await self._call(job.term("bad"))
             case "more":
                 await self._call(job.in_progress())
 

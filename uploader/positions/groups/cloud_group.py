@@ -43,7 +43,7 @@ from walstore.errors import (
 )
 from walstore.positions.groups.group_settings import GroupSettings
 from walstore.positions.groups.job_table import not_begun
-from walstore.positions.groups.letters import Failure
+from walstore.positions.groups.letters import JobFailure
 from walstore.positions.groups.shared_group import SharedGroup
 from walstore.records import Record
 
@@ -266,7 +266,7 @@ class CloudGroup(SharedGroup):
         if lease is not None and error is not None and is_spent:
             record = await self._jobs.read(offset)
             lease.member = b""  # nobody gives it back
-            task = self._letters.begin(record, deliveries, Failure(error))
+            task = self._letters.begin(record, deliveries, JobFailure(error))
             if is_final:
                 await asyncio.wait([task])
             return

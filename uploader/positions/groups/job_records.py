@@ -14,7 +14,7 @@ from uploader.positions.groups.group_place import GroupPlace, LetterWriter
 from walstore.core.read.reader import Reader
 from walstore.errors import CorruptionError, WalError
 from walstore.positions.groups.group_settings import GroupSettings
-from walstore.positions.groups.letters import Failure, append_letter
+from walstore.positions.groups.letters import JobFailure, append_letter
 from walstore.positions.groups.redrive import is_job
 from walstore.records import Record
 
@@ -115,7 +115,7 @@ class DeadLetters:
         self,
         record: Record,
         deliveries: int,
-        failure: Failure = Failure(),  # noqa: B008 - a value
+        failure: JobFailure = JobFailure(),  # noqa: B008 - a value
     ) -> asyncio.Task[None]:
         """Append a dead letter and settle its job, without waiting for it.
 
@@ -136,7 +136,7 @@ class DeadLetters:
                 task.cancel()
             await asyncio.wait(self._tasks)
 
-    async def _append(self, record: Record, deliveries: int, failure: Failure) -> None:
+    async def _append(self, record: Record, deliveries: int, failure: JobFailure) -> None:
         assert self._letters is not None
         counted, letters = min(deliveries, self._settings.max_deliver or deliveries), self._letters
         stream = self._settings.letters_of(self._name)

@@ -18,7 +18,7 @@ from walstore.positions.groups.delay import not_before_us
 from walstore.positions.groups.group_settings import GroupSettings
 from walstore.positions.groups.job_table import JobTable, OpenJob, in_parts, not_begun
 from walstore.positions.groups.journal import Remembered
-from walstore.positions.groups.letters import Failure
+from walstore.positions.groups.letters import JobFailure
 from walstore.positions.groups.redrive import is_job
 from walstore.records import Record
 
@@ -33,7 +33,7 @@ class MemberJob(OpenJob):
 
     def __init__(self, offset: int, deliveries: int = 0) -> None:
         super().__init__(offset, deliveries)
-        self.failure = Failure()
+        self.failure = JobFailure()
         """What a letter would say of it."""
         self.is_away = False
         """Whether the member that has it may survive this process."""

@@ -23,7 +23,7 @@ LETTER_HEADERS: Final = frozenset(
 """The headers of a letter that its job had not."""
 
 
-class Failure(NamedTuple):
+class JobFailure(NamedTuple):
     """What is known of a job that failed, besides how often."""
 
     error: str | None = None
@@ -65,7 +65,7 @@ async def append_letter(
     record: Record,
     deliveries: int,
     append: Callable[[Record], Awaitable[object]],
-    failure: Failure = Failure(),  # noqa: B008 - a value
+    failure: JobFailure = JobFailure(),  # noqa: B008 - a value
 ) -> None:
     """Append the letter of a job in the fullest form that ``append`` takes; raises what that raises.
 
@@ -92,7 +92,7 @@ def letter_forms(
     group: str,
     record: Record,
     deliveries: int,
-    failure: Failure = Failure(),  # noqa: B008 - a value
+    failure: JobFailure = JobFailure(),  # noqa: B008 - a value
 ) -> Iterator[Record]:
     """Yield what the letter of a job may be, each smaller than the one before.
 

@@ -12,7 +12,7 @@ from walstore.errors import StreamClosedError, WalError
 from walstore.positions.groups.group_state import GroupState
 from walstore.positions.groups.journal import EntryKind, Remembered, entry
 from walstore.positions.groups.journal_writer import JournalWriter, may_pass
-from walstore.positions.groups.letters import Failure, append_letter
+from walstore.positions.groups.letters import JobFailure, append_letter
 from walstore.records import Record
 
 logger = logging.getLogger("walstore.groups")
@@ -94,7 +94,7 @@ class NumberedLetters:
         record: Record,
         deliveries: int,
         number: int,
-        failure: Failure = Failure(),  # noqa: B008 - a value
+        failure: JobFailure = JobFailure(),  # noqa: B008 - a value
     ) -> None:
         self._notes.note(entry(EntryKind.BURIED, record.offset, number))
         await self._notes.sync()  # from now on this letter has this number

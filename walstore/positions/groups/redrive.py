@@ -58,10 +58,10 @@ async def redrive(
         await log.refresh()
         before = log.registers.get(_PREFIX + name)
         most = _AT_ONCE if limit is None else min(_AT_ONCE, limit - len(letters))
-        look = await _look(log, name, stream, offsets, Done(before), most, too_large)
+        look = await _look(log, name, stream, offsets, RedrivenLetters(before), most, too_large)
         if not look.chosen:
             return Redriven(letters, look.skipped, look.left)
-        after = Done.of(look.states | dict.fromkeys(look.chosen, True))
+        after = RedrivenLetters.of(look.states | dict.fromkeys(look.chosen, True))
         if len(after) > _MOST_CHARS:
             raise LimitExceededError(
                 f"letters of group {name!r} were redriven with too many gaps between them; redrive the "
@@ -83,7 +83,7 @@ async def redrive(
         letters += look.chosen
 
 
-class Done:
+class RedrivenLetters:
     """Which letters are redriven: ranges of offsets, in which every letter is."""
 
     def __init__(self, value: str | None) -> None:
@@ -109,7 +109,7 @@ def _is_done(state: tuple[int, bool]) -> bool:
     return state[1]
 
 
-class _Look(NamedTuple):
+class _LetterLook(NamedTuple):
     """The letters of a group that are there."""
 
     states: dict[int, bool]
@@ -126,11 +126,11 @@ async def _look(
     name: str,
     stream: str,
     offsets: Collection[int] | None,
-    done: Done,
+    done: RedrivenLetters,
     most: int,
     too_large: Collection[int],
-) -> _Look:
-    look, size, left = _Look({}, {}, [], 0), 0, 0
+) -> _LetterLook:
+    look, size, left = _LetterLook({}, {}, [], 0), 0, 0
     async with log.reader("earliest", stream=stream, follow=False) as reader:
         async for letter in reader:
             if letter.headers.get("walstore.group") != name.encode():
