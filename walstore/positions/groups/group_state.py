@@ -18,7 +18,6 @@ from walstore.positions.groups.delay import not_before_us
 from walstore.positions.groups.group_settings import GroupSettings
 from walstore.positions.groups.job_table import JobTable, OpenJob, in_parts, not_begun
 from walstore.positions.groups.journal import Remembered
-from walstore.positions.groups.letters import JobFailure
 from walstore.positions.groups.redrive import is_job
 from walstore.records import Record
 
@@ -26,15 +25,21 @@ from walstore.records import Record
 class MemberJob(OpenJob):
     """A job, and the member that has it."""
 
-    __slots__ = ("failure", "is_away", "is_begun", "member", "record", "turn", "via")
+    __slots__ = (
+        "error", "first_us", "is_away", "is_begun", "last_us", "member", "record", "turn", "via",
+    )  # fmt: skip
 
     record: Record
     """Once it is read."""
 
     def __init__(self, offset: int, deliveries: int = 0) -> None:
         super().__init__(offset, deliveries)
-        self.failure = JobFailure()
-        """What a letter would say of it."""
+        self.error: str | None = None
+        """What its last member said of a failure."""
+        self.first_us: int | None = None
+        """When it was delivered first, in microseconds since 1970 UTC; None if that is not known."""
+        self.last_us: int | None = None
+        """The same of the last time."""
         self.is_away = False
         """Whether the member that has it may survive this process."""
         self.member = b""
@@ -125,7 +130,7 @@ class GroupState(JobTable[MemberJob]):
                 job = self._unread.pop(offset, None) or MemberJob(offset)
                 job.record, job.cost = record, cost_of(record)
                 job.key = record.key if self.settings.is_ordered else None
-                moment = not_before_us(record.headers)
+                moment = not_before_us(record.headers) if record.headers else None
                 if moment is not None and not job.deliveries:
                     job.delay(now + (moment - now_us) / 1e6, now)
                 self.held_bytes += job.cost
@@ -152,8 +157,9 @@ class GroupState(JobTable[MemberJob]):
             job.turn = self._turns
             job.member, job.via, job.is_begun = member, via, False
             job.is_away = via is not None
-            first_us = now_us if job.deliveries == 1 else job.failure.first_us
-            job.failure = job.failure._replace(first_us=first_us, last_us=now_us)
+            job.last_us = now_us
+            if job.deliveries == 1:
+                job.first_us = now_us
         return job
 
     def settle(self, offset: int) -> bool:
@@ -190,7 +196,7 @@ class GroupState(JobTable[MemberJob]):
         if job is None:
             return False
         if error is not None:
-            job.failure = job.failure._replace(error=error)
+            job.error = error
         job.is_hopeless = is_final
         if offset in self._unread:
             job.is_leased, job.due = False, now + delay_seconds

@@ -76,7 +76,8 @@ class NumberedLetters:
                 if number is None:
                     self.last = number = self.last + 1
                     self.numbers[job.offset] = number
-                await self._bury_one(job.record, job.deliveries, number, job.failure)
+                failure = JobFailure(job.error, job.first_us, job.last_us)
+                await self._bury_one(job.record, job.deliveries, number, failure)
                 state.dead.popleft()
                 await self._settle((job.offset,))
                 self.numbers.pop(job.offset, None)  # it may have been settled meanwhile
