@@ -136,6 +136,7 @@ TASKS_WITHOUT_A_GROUP = {
     "uploader/runtime/task_groups.py BackgroundTask.start": "aclose() ends it",
     "walstore/positions/cursors/cursor_keeper.py CursorKeeper.start": "stop() ends it",
     "walstore/positions/groups/coordinator.py GroupCoordinator.load": "aclose() ends it",
+    "walstore/positions/groups/coordinator.py GroupCoordinator.lose": "aclose() ends it",
     "walstore/positions/groups/coordinator.py GroupCoordinator.retire": "the next one of its name waits",
     "walstore/positions/groups/numbered_letters.py NumberedLetters.start": "aclose() waits for it",
     "walstore/positions/groups/journal_writer.py JournalWriter.write": "aclose() waits for it",

@@ -63,7 +63,7 @@ PAGES = [
         "groups",
         "Groups",
         "`Group` and `Job`. [work_queue.md](../work_queue.md) explains them.",
-        {"walstore": "Group Job GroupStatistics GroupInfo"},
+        {"walstore": "Group Job GroupStatistics GroupInfo Redriven delayed"},
     ),
     Page(
         "serving",

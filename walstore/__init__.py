@@ -70,7 +70,9 @@ from walstore.net.remote.served_logs import ServedLog, list_logs
 from walstore.positions.cursor import Cursor
 from walstore.positions.cursor_state import CursorInfo
 from walstore.positions.cursors.consumer import Consumer
+from walstore.positions.groups.delay import delayed
 from walstore.positions.groups.group import Group, Job
+from walstore.positions.groups.redrive import Redriven
 from walstore.records import Durability, Record, Start
 from walstore.store.store_settings import StoreSettings
 from walstore.store.wal_store import StoreStatistics, WalStore
@@ -100,6 +102,7 @@ __all__ = [
     "ReadableLog",
     "Reader",
     "ReadonlyWal",
+    "Redriven",
     "RemoteReadonlyWal",
     "RemoteWal",
     "Replication",
@@ -116,6 +119,7 @@ __all__ = [
     "WalStore",
     "connect",
     "connect_readonly",
+    "delayed",
     "list_logs",
     "open",
     # values

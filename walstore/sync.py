@@ -39,6 +39,7 @@ from walstore.net.remote.remote_wal import connect as connect_remote
 from walstore.positions.cursor import Cursor
 from walstore.positions.cursor_state import CursorInfo
 from walstore.positions.groups.group import Group, Job
+from walstore.positions.groups.redrive import Redriven
 from walstore.records import AnyDurability, Record, Start
 
 __all__ = [
@@ -283,6 +284,21 @@ class BlockingLog(NotCopied):
         """Remove a group; as :meth:`walstore.Wal.delete_group`."""
         return self._run(lambda: self._log.delete_group(name))
 
+    def redrive_group(
+        self,
+        name: str,
+        *,
+        offsets: Iterable[int] | None = None,
+        limit: int | None = None,
+        dead_letters: str | None = None,
+    ) -> Redriven:
+        """Make dead letters of a group jobs again; as :meth:`walstore.Wal.redrive_group`."""
+        return self._run(
+            lambda: self._log.redrive_group(
+                name, offsets=offsets, limit=limit, dead_letters=dead_letters
+            )
+        )
+
     def flush(self) -> None:
         """Return when everything accepted before the call is on disk."""
         self._run(self._log.flush)
@@ -498,17 +514,17 @@ class BlockingJob(NotCopied):
         self._loop.run(self._job.ack)
 
     @renamed(delay="delay_seconds")
-    def nak(self, delay_seconds: float = 0.0) -> None:
+    def nak(self, delay_seconds: float = 0.0, *, error: BaseException | str | None = None) -> None:
         """Give the job back: it comes again after ``delay_seconds``."""
-        self._loop.run(lambda: self._job.nak(delay_seconds))
+        self._loop.run(lambda: self._job.nak(delay_seconds, error=error))
 
     def in_progress(self) -> None:
         """Begin the lease anew; LeaseExpiredError if it has ended."""
         self._loop.run(self._job.in_progress)
 
-    def term(self) -> None:
-        """Drop the job: it never comes again."""
-        self._loop.run(self._job.term)
+    def term(self, reason: BaseException | str | None = None) -> None:
+        """Drop the job: it never comes again; with a reason it becomes a dead letter."""
+        self._loop.run(lambda: self._job.term(reason))
 
 
 class BlockingGroup(NotCopied):

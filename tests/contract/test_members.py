@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from tests.cases import case
 from tests.contract.faces import Face, on
 from tests.contract.test_group import fetched
-from walstore import LeaseExpiredError, WalClosedError, WalError
+from walstore import InvalidSettingsError, LeaseExpiredError, WalClosedError, WalError, delayed
+from walstore.positions.groups.delay import NOT_BEFORE
 
 HERE = on("opened", "served", "stored")
 
@@ -23,7 +25,8 @@ def mortal(face: Face, most: int, **options: Any) -> dict[str, Any]:
 
 
 async def letters_of(face: Face, stream: str) -> list[Any]:
-    await face.log.refresh()
+    if not face.is_blocking:
+        await face.log.refresh()
     async with face.log.reader(stream=stream, follow=False) as reader:
         return [record async for record in reader]
 
@@ -127,13 +130,87 @@ async def test_a_poison_record_becomes_a_dead_letter(face: Face) -> None:
         assert handled == [b"fine"]
         (letter,) = await letters_of(face, "g.dead")
         assert (letter.value, letter.key) == (b"poison", b"k")
-        assert dict(letter.headers) == {
+        times = [letter.headers.get(f"walstore.{at}_delivery_us") for at in ("first", "last")]
+        if face.beside is None:  # else there is no one clock
+            assert [time is not None for time in times] == [True, True]
+            assert int(times[0]) <= int(times[1])
+        headers = {name: value for name, value in letter.headers.items() if "_us" not in name}
+        assert headers == {
             "h": b"1", "walstore.group": b"g", "walstore.offset": b"1", "walstore.deliveries": b"3",
             "walstore.stream": b"in",
         }  # fmt: skip
         found = await group.statistics()
         assert (found.dead, found.unsettled) == (1, 0)
         assert await group.fetch(max_wait_seconds=0.1) == []  # it does not read its own letters
+
+
+class NoPictureError(Exception):
+    """What a handler raises."""
+
+
+@on("opened", "replicated", "served", "stored", "blocking", "distant")
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (NoPictureError("none at /x"), "NoPictureError: none at /x"),
+        (ZeroDivisionError(), "ZeroDivisionError"),
+        ("given up: é", "given up: é"),
+        ("é" * 2000, "é" * 512),
+    ],
+)
+async def test_a_dead_letter_says_what_the_last_handler_said(
+    face: Face, error: Any, text: str
+) -> None:
+    await face.writer.append(b"poison")
+    async with face.log.group("g", **mortal(face, 2, ack_wait_seconds=3600.0)) as group:
+        (job,) = await fetched(group, 1)
+        await job.nak(error="at first")
+        (job,) = await fetched(group, 1)
+        await job.nak(error=error)
+        await until_dead(group, 1)
+        (letter,) = await letters_of(face, "g.dead")
+        assert letter.headers["walstore.error"].decode() == text
+        assert letter.headers["walstore.deliveries"] == b"2"
+        assert await group.fetch(max_wait_seconds=0) == []
+
+
+@on("opened", "replicated", "served", "stored", "blocking", "distant")
+async def test_a_job_that_is_dropped_with_a_reason_is_a_dead_letter_at_once(face: Face) -> None:
+    await face.writer.append_many([b"bad", b"good"])
+    async with face.log.group("g", **mortal(face, 9, ack_wait_seconds=3600.0)) as group:
+        bad, good = await fetched(group, 2)
+        await bad.term(ValueError("no such picture"))
+        (letter,) = await letters_of(face, "g.dead")
+        assert letter.headers["walstore.error"] == b"ValueError: no such picture"
+        assert (letter.value, letter.headers["walstore.deliveries"]) == (b"bad", b"1")
+        await bad.term("again")  # nothing happens
+        await good.ack()
+        found = await group.statistics()
+        assert (found.dead, found.unsettled) == (1, 0)
+    assert len(await letters_of(face, "g.dead")) == 1
+
+
+@HERE
+async def test_what_is_no_error_is_refused(face: Face) -> None:
+    await face.writer.append(b"a")
+    async with face.log.group("g") as group:
+        (job,) = await fetched(group, 1)
+        for wrong in (7, b"text", ValueError):
+            with case(wrong), pytest.raises(TypeError, match="an exception or a text"):
+                await job.nak(error=wrong)
+            with case(wrong), pytest.raises(TypeError, match="an exception or a text"):
+                await job.term(wrong)
+        assert (await group.statistics()).pending == 1
+
+
+@on("stored")
+async def test_a_reason_needs_a_place_for_the_letter(face: Face) -> None:
+    await face.writer.append(b"a")
+    async with face.log.group("g") as group:
+        (job,) = await fetched(group, 1)
+        with pytest.raises(InvalidSettingsError, match="letters="):
+            await job.term("bad")
+        await job.ack()
 
 
 @on("opened", "served")
@@ -206,6 +283,84 @@ async def test_only_so_many_are_with_members_of_all_programs(face: Face) -> None
         )
         await jobs[0].ack()
         assert [job.value for job in await other.fetch()] == [b"c"]
+
+
+# -- delays ----------------------------------------------------------------------------------
+
+
+def pass_time(face: Face, seconds: float) -> None:
+    """Let time pass, by both clocks of a group."""
+    assert face.clock is not None
+    face.clock.skip(seconds)
+    face.clock.shift_wall(seconds)
+
+
+@HERE
+async def test_a_delayed_job_comes_in_its_time_and_holds_no_other_back(face: Face) -> None:
+    """Those whose time has come are delivered in the order of their moments, before others."""
+    for value, seconds in ((b"late", 900), (b"soon", 300), (b"then", 600)):
+        await face.writer.append(value, headers={**delayed(seconds, clock=face.clock), "h": b"1"})
+    await face.writer.append(b"now")
+    async with face.log.group("g", ack_wait_seconds=3600.0) as group:
+        (now,) = await fetched(group, 1)
+        assert (now.value, await group.fetch(9, max_wait_seconds=0)) == (b"now", [])
+        await now.ack()
+        found = await group.statistics()
+        assert (found.floor, found.pending, found.unsettled) == (1, 0, 3)
+        pass_time(face, 310)
+        (soon,) = await fetched(group, 1)
+        assert (soon.value, soon.deliveries, soon.headers["h"]) == (b"soon", 1, b"1")
+        await soon.nak()
+        assert [(job.value, job.deliveries) for job in await fetched(group, 1)] == [(b"soon", 2)]
+        pass_time(face, 600)
+        await face.writer.append(b"new")
+        assert [job.value for job in await fetched(group, 3)] == [b"then", b"late", b"new"]
+
+
+@HERE
+async def test_a_delay_outlives_the_members(face: Face) -> None:
+    await face.writer.append(b"a", headers=delayed(600, clock=face.clock))
+    async with face.log.group("g") as group:
+        assert await group.fetch(max_wait_seconds=0.01) == []
+    pass_time(face, 500)
+    async with face.again() as log, log.group("g", ack_wait_seconds=60.0) as group:
+        assert await group.fetch(max_wait_seconds=0.01) == []
+        pass_time(face, 110)
+        assert [job.value for job in await fetched(group, 1)] == [b"a"]
+
+
+@HERE
+async def test_a_delayed_job_holds_back_those_of_its_key(face: Face) -> None:
+    await face.writer.append(b"1", key=b"k", headers=delayed(600, clock=face.clock))
+    await face.writer.append_many([b"2", b"3"], key=b"k")
+    await face.writer.append(b"other", key=b"l")
+    async with face.log.group("g", ordered=True) as group:
+        assert [job.value for job in await fetched(group, 1)] == [b"other"]
+        assert await group.fetch(max_wait_seconds=0.01) == []
+        pass_time(face, 610)
+        for value in (b"1", b"2"):
+            (job,) = await fetched(group, 1)
+            assert job.value == value
+            await job.ack()
+
+
+@HERE
+async def test_a_moment_that_is_past_or_none_delays_nothing(face: Face) -> None:
+    past = datetime(2020, 1, 1, tzinfo=UTC)
+    odd = ({NOT_BEFORE: b"soon"}, {NOT_BEFORE: b""}, {NOT_BEFORE: b"9" * 40}, delayed(past))
+    for headers in odd:
+        await face.writer.append(b"a", headers=headers)
+    async with face.log.group("g") as group:
+        jobs = await fetched(group, len(odd))
+        assert {job.offset for job in jobs} == {1, 2, 3, 4}
+
+
+@HERE
+async def test_more_delayed_jobs_than_may_be_unsettled_hold_no_other_back(face: Face) -> None:
+    await face.writer.append_many([b"later"] * 1100, headers=delayed(600, clock=face.clock))
+    await face.writer.append(b"now")
+    async with face.log.group("g", max_ack_pending=1) as group:
+        assert [job.value for job in await fetched(group, 1)] == [b"now"]
 
 
 # -- entering and leaving --------------------------------------------------------------------
@@ -338,3 +493,101 @@ async def test_jobs_are_acknowledged_in_their_own_group(face: Face) -> None:
         assert (await a.statistics()).unsettled == (await b.statistics()).unsettled == 4
         await too.ack(jobs)
         assert ((await a.statistics()).unsettled, (await b.statistics()).unsettled) == (0, 4)
+
+
+# -- dead letters that become jobs again ------------------------------------------------------
+
+WITH_REDRIVE = on("opened", "replicated", "served", "blocking", "distant")
+
+
+async def make_letters(face: Face, *values: bytes) -> list[int]:
+    """Make a dead letter of each job; return their offsets."""
+    for value in values:
+        await face.writer.append(value, key=b"k", stream="in", headers={"h": b"1"})
+    async with face.log.group("g", stream="in", ack_wait_seconds=3600.0) as group:
+        for job in await fetched(group, len(values)):
+            await job.term(ValueError("bad"))
+    return [letter.offset for letter in await letters_of(face, "g.dead")]
+
+
+@WITH_REDRIVE
+async def test_letters_become_jobs_of_their_group_again_each_once(face: Face) -> None:
+    letters = await make_letters(face, b"1", b"2")
+    async with face.log.group("other", stream="in", ack_wait_seconds=3600.0) as other:
+        for job in await fetched(other, 2):
+            await job.ack()
+        assert await face.log.redrive_group("g") == (letters, [], 0)
+        assert await face.log.redrive_group("g") == ([], [], 0)  # as after a lost answer
+        async with face.log.group("g", stream="in", ack_wait_seconds=3600.0) as group:
+            jobs = await fetched(group, 2)
+            assert [job.value for job in jobs] == [b"1", b"2"]
+            if not face.is_blocking:
+                assert {(job.key, job.stream) for job in jobs} == {(b"k", "in")}
+                headers = {"h": b"1", "walstore.redriven_for": b"g"}
+                assert [dict(job.headers) for job in jobs] == [headers] * 2
+            assert {job.deliveries for job in jobs} == {1}
+            await jobs[0].ack()
+            await jobs[1].term("bad again")
+            assert await group.fetch(max_wait_seconds=0) == []
+        assert await other.fetch(max_wait_seconds=0.01) == []
+    *_, newest = await letters_of(face, "g.dead")
+    assert "walstore.redriven_for" in newest.headers
+    assert await face.log.redrive_group("g") == ([newest.offset], [], 0)
+    assert await face.log.redrive_group("nobody") == ([], [], 0)
+
+
+@WITH_REDRIVE
+async def test_letters_are_redriven_one_by_one_or_so_many(face: Face) -> None:
+    one, two, three, four = await make_letters(face, b"1", b"2", b"3", b"4")
+    assert await face.log.redrive_group("g", offsets=[three, 999]) == ([three], [], 3)
+    assert await face.log.redrive_group("g", offsets=[three]) == ([], [], 3)
+    assert await face.log.redrive_group("g", limit=2) == ([one, two], [], 1)
+    async with face.log.group("g", stream="in", ack_wait_seconds=3600.0) as group:
+        assert [job.value for job in await fetched(group, 3)] == [b"3", b"1", b"2"]
+    assert await face.log.redrive_group("g", limit=2) == ([four], [], 0)
+    for wrong in (0, -1, 1.5, "2"):
+        with case(wrong), pytest.raises((TypeError, ValueError)):
+            await face.log.redrive_group("g", limit=wrong)
+    with pytest.raises(ValueError, match="group's name"):
+        await face.log.redrive_group("a b")
+
+
+@on("opened", "replicated", "served")
+async def test_who_redrives_at_the_same_time_or_is_cancelled_appends_no_letter_twice(
+    face: Face,
+) -> None:
+    letters = await make_letters(face, *(b"%d" % number for number in range(20)))
+    calls = [
+        asyncio.ensure_future(face.log.redrive_group("g", limit=limit)) for limit in (5, 7, None)
+    ]
+    for turns in range(8):
+        cancelled = asyncio.ensure_future(face.log.redrive_group("g", limit=3))
+        for _ in range(turns * 5):
+            await asyncio.sleep(0)
+        cancelled.cancel()
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+    await asyncio.gather(*calls)
+    found = await face.log.redrive_group("g")
+    assert found.left == 0
+    async with face.log.group("g", stream="in", ack_wait_seconds=3600.0) as group:
+        jobs = await fetched(group, len(letters))
+        assert sorted(int(job.value) for job in jobs) == list(range(20))
+        assert await group.fetch(max_wait_seconds=0) == []
+
+
+@on("opened", "served")
+async def test_a_letter_without_its_value_takes_that_of_its_record(face: Face) -> None:
+    """If the log still has it."""
+    value = bytes(face.log.max_record_bytes - 20) if hasattr(face.log, "max_record_bytes") else b""
+    if not value:
+        value = bytes(face.log.settings.max_record_bytes - 20)
+    await face.writer.append(value, stream="in")
+    async with face.log.group("g", stream="in") as group:
+        (job,) = await fetched(group, 1)
+        await job.term("bad")
+    (letter,) = await letters_of(face, "g.dead")
+    assert (letter.value, letter.headers["walstore.omitted"]) == (b"", b"value")
+    found = await face.log.redrive_group("g")
+    assert found.skipped == [letter.offset]  # it is too large with a header
+    assert (found.letters, found.left) == ([], 1)

@@ -54,7 +54,7 @@ def _ends_early(self: Sight, row: Any) -> float:
 
 
 def _takes_any(self: JobTable[Any], job: Any) -> None:
-    heappush(self._ready, job.offset)
+    heappush(self._ready, (job.since, job.offset))
 
 
 def _same_tags(self: KnownGroup) -> str:
@@ -68,6 +68,7 @@ def _same_tags(self: KnownGroup) -> str:
     [
         (Sight, "due", _ends_early, "lease"),
         (JobTable, "_release", _takes_any, "order"),
+        (Sight, "moment", lambda self, _: self._began, "delay"),
         (KnownGroup, "next_tag", _same_tags, "one-member"),
         (GroupTurn, "settle", lambda *_: None, "acknowledged"),
     ],

@@ -16,8 +16,9 @@ records below ``position`` that it does not name are settled::
 
 Each row of ``jobs`` has an offset, the deliveries so far, whether it is leased, for how many milliseconds
 that or the wait for the next delivery lasts, 1 + the CRC-32C of the key in a group ordered by key (else 0),
-and the index of its tag. There are no moments in it, since clocks of machines differ: the time runs from
-when a process first sees a row with its tag. A removed group is
+and the index of its tag. There are no moments of leases in it, since clocks of machines differ: the time runs
+from when a process first sees a row with its tag. A job that was never delivered waits for the moment that
+its record says: there the milliseconds count from 1970 UTC. A removed group is
 ``{"version":1,"made":…,"tag":…,"removed":true}``; its object stays, as those of cursors do.
 """
 
@@ -44,11 +45,16 @@ class JobRow(NamedTuple):
     is_leased: bool
     """Whether a member has it."""
     wait_ms: int
-    """How long the lease, or the wait for the next delivery, lasts."""
+    """How long the lease, or the wait for the next delivery, lasts; if it :attr:`is_delayed`, until when."""
     tag: str
     """The change that made the row. No two changes have the same, so it also names the lease."""
     key: int
     """Of a group ordered by key: 1 + CRC-32C of the key; 0 without a key."""
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether it waits for its first delivery: ``wait_ms`` is that moment, since 1970 UTC."""
+        return not self.deliveries and not self.is_leased and self.wait_ms > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

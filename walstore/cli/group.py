@@ -1,4 +1,4 @@
-"""walstore group: the groups of a log, and removing one."""
+"""walstore group: the groups of a log, removing one, and giving it its dead letters again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
-from walstore import GroupInfo, Wal
+from walstore import GroupInfo, Redriven, Wal
 from walstore.cli.errors import UsageError
 from walstore.cli.location import connect_to, to_directory
 from walstore.cli.options import Confirm, argument, option
@@ -27,6 +27,7 @@ GROUP_EXAMPLES = """\
   walstore group data/orders
   walstore group unix:///run/orders.sock --json
   walstore group unix:///run/orders.sock --delete old-workers --confirm
+  walstore group unix:///run/orders.sock --redrive workers --limit 100
   walstore group s3://bucket/orders
 """
 
@@ -37,23 +38,54 @@ async def group(
     ],
     *,
     delete: Annotated[str | None, option("--delete NAME", "Remove the group.")] = None,
+    redrive: Annotated[
+        str | None, option("--redrive NAME", "Make the group's dead letters jobs again.")
+    ] = None,
+    letter: Annotated[
+        list[int] | None,
+        option("--letter OFFSET", "With --redrive: only this letter; may be repeated."),
+    ] = None,
+    limit: Annotated[
+        int | None, option("--limit N", "With --redrive: at most so many, oldest first.", min=1)
+    ] = None,
+    dead_letters: Annotated[
+        str | None, option("--dead-letters STREAM", "With --redrive: where they are [NAME.dead].")
+    ] = None,
     confirm: Confirm = False,
 ) -> Report:
-    """List the groups of a log, or remove one with all its state.
+    """List the groups of a log, remove one with all its state, or make its dead letters jobs again.
 
     A served log also reports the members' current work. While a program has a directory open, its floor may
     be some seconds old. --delete is a dry run without --confirm; the records stay. Only the log's owner can
-    remove a group: use its address, or a directory that no program has open (else exit code 4).
-    In a store any program can.
+    remove a group or redrive: use its address, or a directory that no program has open (else exit code 4).
+    In a store any program can remove a group, and none redrive. A letter is redriven once, however often.
     """
     if delete is not None:
         _check_name(delete)
-    found = await _change(location, delete, is_confirmed=confirm)
+    given = {"--letter": letter, "--limit": limit, "--dead-letters": dead_letters}
+    if redrive is not None:
+        _check_name(redrive)
+        if delete is not None:
+            raise UsageError("give --delete or --redrive, not both")
+        options = {"offsets": letter or None, "limit": limit, "dead_letters": dead_letters}
+        found, redriven = await _redrive(location, redrive, options)
+    elif name := next((name for name, value in given.items() if value), None):
+        raise UsageError(f"{name} needs --redrive NAME")
+    else:
+        found, redriven = await _change(location, delete, is_confirmed=confirm), None
     groups = [_fields(one) for one in found]
-    report = {"location": location, "groups": groups}
+    report: dict[str, Any] = {"location": location, "groups": groups}
+    notes = []
+    if redriven is not None:
+        report["redriven"] = {"group": redrive, **redriven._asdict()}
+        complain(f"{_count(redriven.letters)} of group {redrive!r} redriven, {redriven.left} left")
+        notes += [
+            f"letter {offset} lacks its value, and its record is gone or too large"
+            for offset in redriven.skipped
+        ]
     if not groups:
-        return Report(report, remarks=[f"there are no groups in {location}"])
-    notes = [f"group {one.name}: {one.problem}" for one in found if one.problem is not None]
+        return Report(report, remarks=[f"there are no groups in {location}"], notes=notes)
+    notes += [f"group {one.name}: {one.problem}" for one in found if one.problem is not None]
     names = ("floor", "behind", "pending", "unsettled", "delivered", "dead")
     rows = [[_or_dash(one[name]) for name in ("name", *names)] for one in groups]
     return Report(report, Listing(("group", *names), rows), notes=notes)
@@ -79,6 +111,32 @@ async def _change(location: str, delete: str | None, *, is_confirmed: bool) -> l
     if delete is not None and not is_confirmed:
         _check(delete, [one.name for one in found], location)
     return found
+
+
+async def _redrive(
+    location: str, name: str, options: dict[str, Any]
+) -> tuple[list[GroupInfo], Redriven]:
+    """Redrive, and list the groups. LogNotFoundError if there is neither the group nor a letter of it."""
+    if is_url(location) and not is_address(location):
+        raise UsageError(
+            "a log in a store is appended to where it is written: redrive at its directory or its server"
+        )
+    if is_address(location):
+        opened: Any = await connect_to(location)
+    else:
+        path = to_directory(location, "group")
+        await asyncio.to_thread(lambda: LogSnapshot.open(path).close())  # else one would be made
+        opened = Wal.open(path)
+    async with opened as wal:
+        redriven = await wal.redrive_group(name, **options)
+        found = await wal.groups()
+    if not any(redriven) and name not in [one.name for one in found]:
+        raise LogNotFoundError(f"there is no group {name!r} in {location}", location=location)
+    return found, redriven
+
+
+def _count(letters: list[int]) -> str:
+    return f"{len(letters)} dead letter{'' if len(letters) == 1 else 's'}"
 
 
 def _check_name(name: str) -> None:

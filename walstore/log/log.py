@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
@@ -15,8 +15,11 @@ from walstore.core.read.reader import Reader, ReadGuard
 from walstore.core.runtime.ready_answer import ReadyAnswer
 from walstore.core.runtime.statistics import GroupInfo, Statistics
 from walstore.core.tier_port import LogExtents
+from walstore.core.validation.arguments import as_count, as_int
 from walstore.positions.cursors.cursor_mixin import CursorMixin
 from walstore.positions.groups.group_mixin import GroupMixin
+from walstore.positions.groups.group_settings import check_group_name
+from walstore.positions.groups.redrive import Redriven, redrive
 from walstore.records import Start
 
 
@@ -135,3 +138,27 @@ class Log(ReadableLog, AppendFace, CursorMixin, GroupMixin):
     @abstractmethod
     async def delete_group(self, name: str) -> bool:
         """Remove a group; return whether there was one."""
+
+    async def redrive_group(
+        self,
+        name: str,
+        *,
+        offsets: Iterable[int] | None = None,
+        limit: int | None = None,
+        dead_letters: str | None = None,
+    ) -> Redriven:
+        """Make dead letters of a group jobs of it again, oldest first, with no deliveries; each letter once.
+
+        All of them, or those at ``offsets``, which are the letters' own, at most ``limit`` in this call.
+        ``dead_letters`` is the stream of the letters, by default the group's name and ``.dead``. A job is a
+        new record in the stream of the former one, with its value, key and headers; other groups do not get
+        it, readers and consumers do. Letters stay. The group need not be in use.
+
+        If cancelled, or after OutcomeUnknownError or StorageUnavailableError, some letters may be jobs again:
+        call again, which does the others. Raises as :meth:`transaction`; LimitExceededError if letters were
+        picked with gaps between them for which the log has no room.
+        """
+        check_group_name(name)
+        chosen = None if offsets is None else {as_int(offset, "an offset") for offset in offsets}
+        most = None if limit is None else as_count(limit, "limit")
+        return await redrive(self, name, dead_letters or f"{name}.dead", chosen, most)

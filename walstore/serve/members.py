@@ -19,11 +19,22 @@ from walstore.net.wire.groups import (
 from walstore.net.wire.message import ProtocolViolationError
 from walstore.positions.groups.coordinator import GroupCoordinator
 from walstore.positions.groups.group_settings import check_group_name
+from walstore.positions.groups.letters import error_text
 
 _MOST_WAIT_SECONDS: Final = 60.0
 _MOST_JOBS: Final = 10_000
 _LATE: Final = ("settle", "give_back", "take_back", "extend", "leave")
 """What a member may still say of its jobs when the options of the group have changed."""
+
+
+def _why(packed: list[Any]) -> tuple[str | None, bool]:
+    """Return the error of a job that is given back, and whether it is for good."""
+    match packed:
+        case []:
+            return None, False
+        case [str(error), bool(is_final)]:
+            return error_text(error), is_final
+    raise ProtocolViolationError("an error of a job that is none")
 
 
 class ServedMembers:
@@ -39,13 +50,15 @@ class ServedMembers:
     async def lose(self, *, is_told: bool) -> None:
         """Count the members no longer: their connection has ended.
 
-        Unless ``is_told``, since they go on with the next server, give back what they had not begun.
+        Unless ``is_told``, since they go on with the next server, their jobs are given back after a moment.
         """
         groups, self._groups = self._groups, {}
         for group in groups.values():
-            group.members.lose(self)
             if not is_told:
-                await group.lose(self)
+                group.lose(self)
+            else:
+                group.members.lose(self)
+                group.members.forget(self)
 
     async def group(
         self, bound: memoryview, verb: str, name: str, options: Any, *arguments: Any
@@ -83,8 +96,12 @@ class ServedMembers:
                 int(offset),
                 int(deliveries),
                 int() | float() as seconds,
+                *why,
             ) if seconds >= 0 and math.isfinite(seconds):
-                return await group.give_back(offset, deliveries, float(seconds), member=member)
+                error, is_final = _why(why)
+                return await group.give_back(
+                    offset, deliveries, float(seconds), error, is_final=is_final, member=member
+                )
             case "take_back", (bytes(member), list(held)):
                 return await group.take_back(unpack_held(held), member=member)
             case "extend", (bytes(member), int(offset), int(deliveries)):

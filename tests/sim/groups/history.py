@@ -38,6 +38,7 @@ from walstore.errors import (
     StorageUnavailableError,
     WalClosedError,
 )
+from walstore.positions.groups.delay import NOT_BEFORE, not_before_us
 from walstore.records import Record
 
 URL: Final = "sim://group"
@@ -111,9 +112,17 @@ class GroupHistory:
             lies=False,
             watch=self.note,
         )
+        self._delayed = Random(f"delays {plan.seed}")
         streams = [self.random.choice([None, "a", "b"]) for _ in range(plan.jobs)]
         self.records = [
-            Record(at, b"%d" % at, self.random.choice(_KEYS), stream, timestamp_us=at)
+            Record(
+                at,
+                b"%d" % at,
+                self.random.choice(_KEYS),
+                stream,
+                self._delays(),
+                timestamp_us=at,
+            )
             for at, stream in enumerate(streams, 1)
         ]
         jobs = [one for one in self.records if plan.stream in (None, one.stream)]
@@ -121,9 +130,18 @@ class GroupHistory:
         self.trace: list[tuple[float, str, str]] = []
         self.violation: ViolationError | None = None
         self.happened: Counter[str] = Counter(
-            dict.fromkeys(["jobs", "acks", "kills", "redelivered", "dead letters", "cancelled"], 0)
+            dict.fromkeys(
+                ["jobs", "acks", "kills", "redelivered", "dead letters", "cancelled", "delayed"], 0
+            )
         )
         self.is_ending = False
+
+    def _delays(self) -> dict[str, bytes]:
+        """Return the headers of a job: now and then it is due later."""
+        if self._delayed.random() >= self.plan.delays:
+            return {}
+        moment = 1_750_000_000_000_000 + round(self._delayed.uniform(0, 300) * 1e6)
+        return {NOT_BEFORE: b"%d" % moment}
 
     def note(self, who: Process, text: str) -> None:
         self.trace.append((self.loop.time(), who.name, text))
@@ -335,6 +353,10 @@ class GroupProgram:
     def _note(self, job: Job, group: Group) -> None:
         self.history.happened["jobs"] += 1
         self.history.happened["redelivered"] += job.deliveries > 1
+        is_early = (not_before_us(job.headers) or 0) > self.clock.now_us() + 1000
+        if is_early and self.truth.leases[job.offset] == 1:  # later ones: by other clocks
+            raise GroupViolationError("delay", f"{job.offset} comes early")
+        self.history.happened["delayed"] += NOT_BEFORE in job.headers
         self.truth.deliver(job.offset, job.deliveries, _made(group))
         self._had(group).append((job.offset, job.deliveries))
 
@@ -346,7 +368,20 @@ class GroupProgram:
     async def _handle(self, job: Job) -> None:
         random, wait = self.random, self.plan.ack_wait_seconds
         await asyncio.sleep(random.choice([0.0, 0.0, 0.1, wait / 2, wait * 1.2]))
-        match random.choice(["ack", "ack", "ack", "ack", "nak", "late", "term", "nothing", "more"]):
+        ways = [
+            "ack",
+            "ack",
+            "ack",
+            "ack",
+            "nak",
+            "late",
+            "term",
+            "nothing",
+            "more",
+            "error",
+            "bury",
+        ]
+        match random.choice(ways):
             case "ack" | "term":
                 self.truth.asked.add(job.offset)
                 call = self._ack([job.ack()])
@@ -359,6 +394,12 @@ class GroupProgram:
             case "late":
                 self.truth.given_back.add((job.offset, job.deliveries))
                 await self._call(job.nak(delay_seconds=random.uniform(0, 10)))
+            case "error":
+                self.truth.given_back.add((job.offset, job.deliveries))
+                await self._call(job.nak(error=ValueError("bad")))
+            case "bury":
+                self.truth.given_back.add((job.offset, job.deliveries))
+                await self._call(job.term("bad"))
             case "more":
                 await self._call(job.in_progress())
 

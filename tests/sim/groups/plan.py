@@ -36,6 +36,8 @@ class GroupPlan:
     """Share of calls that are cancelled on the way."""
     deletes: bool = False
     """Whether somebody deletes the group now and then."""
+    delays: float = 0.0
+    """Share of jobs that are due later."""
     ignored: tuple[str, ...] = ()
 
     def replace(self, **changes: Any) -> GroupPlan:
@@ -72,4 +74,5 @@ def draw(seed: int) -> GroupPlan:
         kills=random.choice([0.0, 0.3, 0.7]),
         cancels=random.choice([0.0, 0.05, 0.2]),
         deletes=random.random() < 0.15,
+        delays=random.choice([0.0, 0.0, 0.3]),
     )

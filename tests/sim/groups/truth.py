@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import ClassVar, Final
 
@@ -16,6 +17,7 @@ GROUP_RULES: Final = {
     "acknowledged": "an acknowledgement that returned is kept",
     "order": "in a group ordered by key, no job is leased while one of its key before it is not settled",
     "deliveries": "no job is delivered more often than the group allows",
+    "delay": "no job is delivered before its moment, by the clock of the process that delivers it",
     "pending": "no more jobs are with members than the group allows",
     "forward": "the group never goes back in its log",
     "cursor": "the cursor never passes the group's floor",
@@ -47,6 +49,8 @@ class GroupTruth:
         """Offsets and deliveries that somebody gave back, or may have."""
         self.acknowledged: set[int] = set()
         self.delivered: set[tuple[str, int, int]] = set()
+        self.leases: Counter[int] = Counter()
+        """How often each job was leased."""
         self.letters: set[int] = set()
         self.sent: dict[str, float] = {}
         """When each change was sent first, by its tag."""
@@ -68,6 +72,7 @@ class GroupTruth:
             self._compare(offset, old, new, now)
         leased = [offset for offset, row in new.rows.items() if row.is_leased]
         fresh = [offset for offset in leased if new.rows[offset].tag == new.tag]
+        self.leases.update(fresh)
         self._check_order(new, fresh)
         held = [offset for offset in leased if self._ends(new.rows[offset]) > now]
         if fresh and self.plan.max_deliver is None and len(held) > self.plan.max_ack_pending:
@@ -84,7 +89,7 @@ class GroupTruth:
             if offset < old.position:
                 raise GroupViolationError("settled", f"{offset} comes again")
             return
-        if before == after:
+        if before == after or before.is_delayed:
             return
         is_over = self._ends(before) <= now + _EARLY_SECONDS
         if before.is_leased and not is_over and _process(before) != _process(after):

@@ -110,3 +110,59 @@ async def test_a_served_log(cli: Cli, tmp_path: Path) -> None:
         gone = await asyncio.to_thread(cli, "group", address, "--delete", "workers", "--confirm")
         assert (gone.code, gone.out) == (0, b"")
         assert await wal.groups() == []
+
+
+async def _bury(wal: Wal, count: int) -> None:
+    await wal.append_many([b"v"] * count)
+    async with wal.group("workers") as group:
+        jobs = 0
+        while jobs < count:
+            for job in await group.fetch(count):
+                await job.term("bad")
+                jobs += 1
+
+
+async def test_dead_letters_are_redriven_in_a_directory_and_at_an_address(
+    cli: Cli, tmp_path: Path
+) -> None:
+    async with serving(tmp_path / "log") as served:
+        await _bury(served.wal, 3)
+        place = served.address
+        one = await asyncio.to_thread(cli, "group", place, "--redrive", "workers", "--letter", 5)
+        assert (one.code, "1 dead letter of group 'workers' redriven, 2 left" in one.err) == (
+            0,
+            True,
+        )
+        some = await asyncio.to_thread(
+            cli, "group", place, "--redrive", "workers", "--limit", 1, "--json"
+        )
+        assert some.json["redriven"] == {
+            "group": "workers",
+            "letters": [4],
+            "skipped": [],
+            "left": 1,
+        }
+        locked = await asyncio.to_thread(cli, "group", tmp_path / "log", "--redrive", "workers")
+        assert locked.code == 4
+    for letters in ([6], []):
+        done = await asyncio.to_thread(
+            cli, "group", tmp_path / "log", "--redrive", "workers", "--json"
+        )
+        assert done.json["redriven"]["letters"] == letters
+    async with Wal.open(tmp_path / "log") as wal, wal.group("workers") as group:
+        assert (await group.fetch(9))[0].value == b"v"
+
+
+def test_what_cannot_be_redriven(cli: Cli, tmp_path: Path) -> None:
+    asyncio.run(_fill(tmp_path / "log"))
+    none = cli("group", tmp_path / "log", "--redrive", "none")
+    assert (none.code, "there is no group 'none'" in none.error) == (3, True)
+    missing = cli("group", tmp_path / "nowhere", "--redrive", "workers")
+    assert (missing.code, (tmp_path / "nowhere").exists()) == (3, False)
+    stored = cli("group", (tmp_path / "store").as_uri(), "--redrive", "workers")
+    assert (stored.code, "redrive at its directory or its server" in stored.error) == (1, True)
+    for more in (("--limit", "3"), ("--letter", "3"), ("--dead-letters", "s")):
+        odd = cli("group", tmp_path / "log", *more)
+        assert (odd.code, f"{more[0]} needs --redrive NAME" in odd.error) == (1, True)
+    both = cli("group", tmp_path / "log", "--redrive", "a", "--delete", "b")
+    assert (both.code, "not both" in both.error) == (1, True)

@@ -173,7 +173,7 @@ async def test_the_journal_stays_small(tmp_path: Path, monkeypatch: pytest.Monke
         assert len(jobs) == 5000 - done + 1
 
 
-async def test_a_client_that_is_gone_keeps_its_lease_and_its_answer_may_be_lost(
+async def test_a_client_that_lost_its_connection_keeps_its_lease_and_its_answer_may_be_lost(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path / "log") as served, Proxy(served.address) as proxy:

@@ -43,6 +43,7 @@ from walstore.errors import (
 )
 from walstore.positions.groups.group_settings import GroupSettings
 from walstore.positions.groups.job_table import not_begun
+from walstore.positions.groups.letters import JobFailure
 from walstore.positions.groups.shared_group import SharedGroup
 from walstore.records import Record
 
@@ -243,9 +244,32 @@ class CloudGroup(SharedGroup):
         await self.settle((offset,))
         self._dead += 1
 
-    async def give_back(self, offset: int, deliveries: int, delay_seconds: float) -> None:
-        """End a member's lease on a job, which is due after a delay; nothing happens without the lease."""
+    async def give_back(
+        self,
+        offset: int,
+        deliveries: int,
+        delay_seconds: float,
+        error: str | None = None,
+        *,
+        is_final: bool = False,
+    ) -> None:
+        """End a member's lease on a job, which is due after a delay; nothing happens without the lease.
+
+        A job that fails with an error for the last time becomes a dead letter here, as no other process
+        knows the error; one that ``is_final`` before this returns.
+        """
+        if is_final and self.letters is None:
+            raise InvalidSettingsError("term() with a reason needs letters= of the group")
         lease = self._held(offset, deliveries)
+        most = self.settings.max_deliver
+        is_spent = is_final or (most is not None and deliveries >= most)
+        if lease is not None and error is not None and is_spent:
+            record = await self._jobs.read(offset)
+            lease.member = b""  # nobody gives it back
+            task = self._letters.begin(record, deliveries, JobFailure(error))
+            if is_final:
+                await asyncio.wait([task])
+            return
         await self._ask(
             lambda turn: None if lease is None else turn.give_back(lease, delay_seconds)
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from crc32c import crc32c
 
 from uploader.format.group_document import GroupDocument, JobRow
+from walstore.positions.groups.delay import not_before_us
 from walstore.positions.groups.group_settings import GroupSettings
 from walstore.positions.groups.job_table import JobTable, OpenJob
 from walstore.records import Record
@@ -40,26 +41,42 @@ class Sight:
 
     def __init__(self) -> None:
         self._seen: dict[str, float] = {}
+        self._began = 0.0
+        """When it was 1970 UTC, by the clock that tells how long leases last."""
 
     @property
     def tags(self) -> KeysView[str]:
         """The changes that made the rows of the document that was seen last."""
         return self._seen.keys()
 
-    def look(self, document: GroupDocument, now: float, own: Mapping[str, float]) -> None:
-        """See a document; ``own`` has the moments before this process put its changes, by tag."""
+    def look(
+        self, document: GroupDocument, now: float, own: Mapping[str, float], *, now_us: int = 0
+    ) -> None:
+        """See a document; ``own`` has the moments before this process put its changes, by tag.
+
+        ``now_us`` is the same moment as ``now``, by the wall clock.
+        """
         seen = self._seen
+        self._began = now - now_us / 1e6
         tags = {row.tag for row in document.rows.values()}
         self._seen = {tag: seen[tag] if tag in seen else own.get(tag, now) for tag in tags}
 
     def due(self, row: JobRow) -> float:
         """Return when the lease is over, or the job may be delivered."""
-        return self._seen[row.tag] + row.wait_ms / 1000
+        began = self._began if row.is_delayed else self._seen[row.tag]
+        return began + row.wait_ms / 1000
+
+    def moment(self, us: int) -> float:
+        """Return the moment of a time since 1970 UTC."""
+        return self._began + us / 1e6
 
     def next_due(self, document: GroupDocument, now: float) -> float | None:
         """Return the first moment after ``now`` at which a job may be delivered; None for never."""
-        waits = {(row.tag, row.wait_ms) for row in document.rows.values()}
-        dues = (self._seen[tag] + wait_ms / 1000 for tag, wait_ms in waits)
+        waits = {
+            (self._began if row.is_delayed else self._seen[row.tag], row.wait_ms)
+            for row in document.rows.values()
+        }
+        dues = (began + wait_ms / 1000 for began, wait_ms in waits)
         return min((due for due in dues if due > now), default=None)
 
 
@@ -171,8 +188,7 @@ class GroupTurn:
             if len(taken) >= most or not table.may_lease or table.is_full:
                 break
             if record.offset >= table.position:
-                row = JobRow(0, is_leased=False, wait_ms=0, tag=self._tag, key=self._key(record))
-                table.add(_job_of(record.offset, row, None))
+                table.add(self._new_job(record))
                 table.position = record.offset + 1
                 self._take_ready(taken, most)
         else:
@@ -199,8 +215,21 @@ class GroupTurn:
             self._all = JobTable(self._settings, self._document.position)
             for offset, row in self._rows.items():
                 waits = row.is_leased or row.wait_ms
-                self._all.add(_job_of(offset, row, self._sight.due(row) if waits else None))
+                job = _job_of(offset, row, self._sight.due(row) if waits else None)
+                if row.is_delayed:
+                    job.delay(self._sight.due(row), self._now)
+                self._all.add(job)
         return self._all
+
+    def _new_job(self, record: Record) -> StoredJob:
+        moment = not_before_us(record.headers)
+        row = JobRow(0, is_leased=False, wait_ms=0, tag=self._tag, key=self._key(record))
+        if moment is not None and self._sight.moment(moment) > self._now:
+            row = row._replace(wait_ms=-(-moment // 1000))
+        job = _job_of(record.offset, row, None)
+        if moment is not None:
+            job.delay(self._sight.moment(moment), self._now)
+        return job
 
     def _take_ready(self, taken: list[Lease], most: int) -> None:
         while len(taken) < most and (job := self._table.lease_next(self._now)) is not None:

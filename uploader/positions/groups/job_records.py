@@ -14,7 +14,8 @@ from uploader.positions.groups.group_place import GroupPlace, LetterWriter
 from walstore.core.read.reader import Reader
 from walstore.errors import CorruptionError, WalError
 from walstore.positions.groups.group_settings import GroupSettings
-from walstore.positions.groups.letters import append_letter
+from walstore.positions.groups.letters import JobFailure, append_letter
+from walstore.positions.groups.redrive import is_job
 from walstore.records import Record
 
 logger = logging.getLogger("walstore.groups")
@@ -50,7 +51,8 @@ class JobReader:
             self.ahead.clear()
             self._reader.seek(position)
             self.limit = position
-        room = max(0, self._settings.most_unsettled - len(document.rows))
+        delayed = sum(row.is_delayed for row in document.rows.values())
+        room = max(0, self._settings.most_unsettled + delayed - len(document.rows))
         wanted = room if document.is_ordered else min(wanted, room)
         while len(self.ahead) < wanted and self.limit < self._place.log.tail:
             batch = await self._reader.fetch(max_records=_READ_RECORDS, max_bytes=_READ_BYTES)
@@ -58,9 +60,7 @@ class JobReader:
                 return
             self.limit = batch.limit
             self.ahead.extend(
-                record
-                for record in batch.records()
-                if self._skipped is None or record.stream != self._skipped
+                record for record in batch.records() if is_job(record, self._name, self._skipped)
             )
 
     def pass_by(self, position: int) -> dict[int, Record]:
@@ -111,16 +111,23 @@ class DeadLetters:
         """Whether some are being appended."""
         return bool(self._tasks)
 
-    def begin(self, record: Record, deliveries: int) -> None:
+    def begin(
+        self,
+        record: Record,
+        deliveries: int,
+        failure: JobFailure = JobFailure(),  # noqa: B008 - a value
+    ) -> asyncio.Task[None]:
         """Append a dead letter and settle its job, without waiting for it.
 
         After a failure, or once this is closed, the job is due again after its lease.
         """
         task = asyncio.get_running_loop().create_task(
-            self._append(record, deliveries), name=f"walstore dead letter of group {self._name}"
+            self._append(record, deliveries, failure),
+            name=f"walstore dead letter of group {self._name}",
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def aclose(self) -> None:
         """End what is in progress; each job is settled, or is not."""
@@ -129,10 +136,9 @@ class DeadLetters:
                 task.cancel()
             await asyncio.wait(self._tasks)
 
-    async def _append(self, record: Record, deliveries: int) -> None:
+    async def _append(self, record: Record, deliveries: int, failure: JobFailure) -> None:
         assert self._letters is not None
-        assert self._settings.max_deliver is not None
-        counted, letters = min(deliveries, self._settings.max_deliver), self._letters
+        counted, letters = min(deliveries, self._settings.max_deliver or deliveries), self._letters
         stream = self._settings.letters_of(self._name)
 
         async def append(letter: Record) -> None:
@@ -141,7 +147,7 @@ class DeadLetters:
             )
 
         try:
-            await append_letter(self._name, record, counted, append)
+            await append_letter(self._name, record, counted, append, failure)
             await self._settle(record.offset)
         except WalError as error:
             logger.warning(

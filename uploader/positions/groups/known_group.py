@@ -52,7 +52,9 @@ class KnownGroup:
             raise found.damage
         if document is None or document.is_removed or self.made not in {None, document.made}:
             raise WalClosedError(f"the group {self._name!r} was deleted")
-        self.sight.look(document, self._place.clock.monotonic(), self._moments)
+        clock = self._place.clock
+        now, now_us = clock.monotonic(), clock.now_us()
+        self.sight.look(document, now, self._moments, now_us=now_us)
         self.document, self._etag = document, etag
         rows = document.rows
         self.leased = {

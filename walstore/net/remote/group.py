@@ -88,9 +88,18 @@ class RemoteGroup:
         for offset in offsets:
             self._held.pop(offset, None)
 
-    async def give_back(self, offset: int, deliveries: int, delay_seconds: float) -> None:
-        """End a lease early."""
-        await self._call(verbs.GIVE_BACK, self._member, offset, deliveries, delay_seconds)
+    async def give_back(
+        self,
+        offset: int,
+        deliveries: int,
+        delay_seconds: float,
+        error: str | None = None,
+        *,
+        is_final: bool = False,
+    ) -> None:
+        """End a lease early, because of an error, which an older server does not take; perhaps for good."""
+        why = [] if error is None else [error, is_final]
+        await self._call(verbs.GIVE_BACK, self._member, offset, deliveries, delay_seconds, *why)
         if self._held.get(offset) == deliveries:
             del self._held[offset]
 
@@ -106,6 +115,17 @@ class RemoteGroup:
         held, self._held = [list(one) for one in self._held.items()], {}
         for low in range(0, max(len(held), 1), _HELD_AT_ONCE):
             await self._call(verbs.LEAVE, member, held[low : low + _HELD_AT_ONCE])
+
+    def part(self) -> None:
+        """Let the member leave, if it is there, as the client is closed; that waits for the answer."""
+        if self._is_there and self._client.is_connected and not self._client.is_closing:
+            self._is_there = False
+            held = [list(one) for one in self._held.items()][:_HELD_AT_ONCE]
+            request = self._send(verbs.LEAVE, self._member, held)
+            # Without an answer the jobs come again when the connection is missed, or the lease ends.
+            request.future.add_done_callback(
+                lambda answer: answer.cancelled() or answer.exception()
+            )
 
     async def statistics(self) -> GroupStatistics:
         """Return the group at this moment."""

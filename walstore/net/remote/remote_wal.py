@@ -205,10 +205,13 @@ class RemoteWal(RemoteReads, Log):
     async def aclose(self) -> None:
         """End the connection once the appends on their way are answered. Twice is allowed.
 
+        Members of groups leave, as at the end of their blocks.
         The log stays open at the server. If cancelled, appends on their way end with an unknown outcome.
         Waiting takes no longer than to notice that the connection is lost, and to connect again.
         """
         self.appends.send_gathered()
+        for group in self._groups:
+            group.part()
         await super().aclose()
         await self._cursors.queue.settle()
 

@@ -42,6 +42,8 @@ _READ_RECORDS: Final = 512
 _READ_BYTES: Final = 1 << 20
 _SAVE_SECONDS: Final = 1.0
 """How far the cursor, and with it what may be trimmed, may lag behind the floor."""
+RESUME_SECONDS: Final = 5.0
+"""How long members whose connection was lost keep their jobs, if they do not come back."""
 MOST_HELD_BYTES: Final = 64 << 20
 """What the records of a group that are not settled may take in memory, until no more are read."""
 
@@ -123,6 +125,8 @@ class GroupCoordinator(SharedGroup):
         """Those of them that have left meanwhile."""
         self._giving: list[_Parts] = []
         """What is being given back."""
+        self._losing: set[asyncio.Task[None]] = set()
+        """For each lost connection what waits for its members."""
         self._pump: asyncio.Task[None] | None = None
         self._notes = JournalWriter(
             journal,
@@ -234,6 +238,10 @@ class GroupCoordinator(SharedGroup):
             self._give_rest(parts)
         if self._failure is None:
             self._failure = WalClosedError("the log is closed")
+        if losing := set(self._losing):
+            for task in losing:
+                task.cancel()
+            await asyncio.wait(losing)
         pump, self._pump = self._pump, None
         if pump is not None:
             pump.cancel()
@@ -366,12 +374,31 @@ class GroupCoordinator(SharedGroup):
             self._notes.write(syncs=True)
 
     async def give_back(
-        self, offset: int, deliveries: int, delay_seconds: float, *, member: bytes | None = None
+        self,
+        offset: int,
+        deliveries: int,
+        delay_seconds: float,
+        error: str | None = None,
+        *,
+        is_final: bool = False,
+        member: bytes | None = None,
     ) -> None:
-        """End a member's lease on a job, which is due after a delay; nothing happens without the lease."""
+        """End a member's lease on a job, which is due after a delay; nothing happens without the lease.
+
+        ``error`` is for its dead letter. With ``is_final`` that is appended now, and this returns when it is.
+        """
         state, now = self._entered(), self._clock.monotonic()
-        if state.give_back(offset, deliveries, now, delay_seconds, member=member):
-            self._changed.set()
+        is_given = state.give_back(
+            offset, deliveries, now, delay_seconds, member=member, error=error, is_final=is_final
+        )
+        if not is_given:
+            return
+        self._changed.set()
+        state.pass_time(now)
+        if state.dead:
+            self._letters.start(state)
+            if is_final:
+                await self._letters.ended()
 
     async def take_back(
         self, held: Iterable[tuple[int, int]], *, member: bytes | None = None
@@ -398,11 +425,26 @@ class GroupCoordinator(SharedGroup):
         if self._state is not None and self._failure is None:
             await self._give(self._state.leave(member, self._clock.monotonic(), held))
 
-    async def lose(self, via: object) -> None:
-        """Give back what members had over a connection that ended, and did not begin: it was no delivery."""
+    def lose(self, via: object) -> None:
+        """Note that a connection was lost: after a moment the jobs of its members are given back.
+
+        Those that come back over another one keep theirs.
+        """
         self.members.lose(via)
-        if self._state is not None and self._failure is None:
-            await self._give(self._state.lose(via, self._clock.monotonic()))
+        task = start_task(self._lose(via), name=f"walstore lost members of group {self.name}")
+        self._losing.add(task)
+        task.add_done_callback(self._losing.discard)
+
+    async def _lose(self, via: object) -> None:
+        state = self._state
+        try:
+            if state is not None and state.leased:
+                await self._clock.sleep(RESUME_SECONDS)
+                if self._failure is None:
+                    now = self._clock.monotonic()
+                    await self._give(state.lose(via, now, self.members.newest))
+        finally:
+            self.members.forget(via)
 
     async def _give(self, parts: _Parts) -> None:
         """Give jobs back a part at a time; others come between. If cancelled, the rest at once."""
@@ -461,12 +503,12 @@ class GroupCoordinator(SharedGroup):
     def _take(
         self, state: GroupState, member: bytes, most: int, via: object, most_bytes: float
     ) -> list[tuple[Record, int]]:
-        now = self._clock.monotonic()
+        now, now_us = self._clock.monotonic(), self._clock.now_us()
         taken: list[tuple[Record, int]] = []
         kind = EntryKind.DELIVERED if via is None else EntryKind.DELIVERED_AWAY
         while len(taken) < most:
             room = most_bytes if taken else inf  # the first comes however large it is
-            job = state.take(member, now, via=via, most_bytes=room)
+            job = state.take(member, now, via=via, most_bytes=room, now_us=now_us)
             if job is None:
                 break
             most_bytes -= job.cost
@@ -511,7 +553,8 @@ class GroupCoordinator(SharedGroup):
                     max_wait_seconds=_SAVE_SECONDS if is_behind else None,
                 )
                 if batch.limit > state.position:
-                    state.offer(batch, self._skipped)
+                    now, now_us = self._clock.monotonic(), self._clock.now_us()
+                    state.offer(batch, self._skipped, group=self.name, now=now, now_us=now_us)
                     self._changed.set()
                 if self._clock.monotonic() >= saved + _SAVE_SECONDS:
                     await self._try_save(state, self._cursor)

@@ -15,6 +15,7 @@ from walstore.core.runtime.resource import LoopGuard
 from walstore.core.runtime.statistics import GroupStatistics
 from walstore.core.validation.arguments import as_count, as_seconds
 from walstore.errors import LeaseExpiredError, WalClosedError, WalError
+from walstore.positions.groups.letters import error_text
 from walstore.records import Record
 
 _TAG_BYTES: Final = 8
@@ -39,8 +40,16 @@ class GroupBackend(Protocol):
     async def settle(self, offsets: Sequence[int]) -> None:
         """Settle jobs durably."""
 
-    async def give_back(self, offset: int, deliveries: int, delay_seconds: float) -> None:
-        """End a lease early."""
+    async def give_back(
+        self,
+        offset: int,
+        deliveries: int,
+        delay_seconds: float,
+        error: str | None = None,
+        *,
+        is_final: bool = False,
+    ) -> None:
+        """End a lease early, because of an error, if it has a text; for good, if ``is_final``."""
 
     async def extend(self, offset: int, deliveries: int) -> None:
         """Begin a lease anew."""
@@ -118,17 +127,22 @@ class Job(Owned):
         await self.group.backend.settle((self.record.offset,))
 
     @renamed(delay="delay_seconds")
-    async def nak(self, delay_seconds: float = 0.0) -> None:
+    async def nak(
+        self, delay_seconds: float = 0.0, *, error: BaseException | str | None = None
+    ) -> None:
         """Give the job back: it comes again to any member, after ``delay_seconds``, 0 to 30 days.
 
+        ``error`` is why: an exception, or a text. If the job becomes a dead letter, its header
+        ``walstore.error`` has the type and text of the last one, up to 1024 bytes of UTF-8.
         Nothing happens if the lease has ended. A delay is forgotten when the log is closed. Not written, so
         a full disk does not refuse it.
         """
         seconds = as_seconds(delay_seconds, "delay_seconds")
         if not 0 <= seconds <= _MOST_DELAY_SECONDS:
             raise ValueError(f"delay_seconds must be 0 to 30 days, not {delay_seconds!r}")
+        text = None if error is None else error_text(error)
         if not self.group.has_left:
-            await self.group.backend.give_back(self.record.offset, self.deliveries, seconds)
+            await self.group.backend.give_back(self.record.offset, self.deliveries, seconds, text)
 
     async def in_progress(self) -> None:
         """Begin the lease anew: another ``ack_wait_seconds`` from now.
@@ -144,10 +158,22 @@ class Job(Owned):
             )
         await self.group.backend.extend(self.record.offset, self.deliveries)
 
-    async def term(self) -> None:
+    async def term(self, reason: BaseException | str | None = None) -> None:
         """Drop the job: it never comes again, and there is no dead letter. Durable as :meth:`ack`, and
-        raises as that."""
-        await self.group.backend.settle((self.record.offset,))
+        raises as that.
+
+        With a ``reason``, an exception or a text, it becomes a dead letter now, with that in its header
+        ``walstore.error``. Nothing happens then if the lease has ended. If the letter is refused for now, as
+        by a closed stream, it is appended later. InvalidSettingsError in a stored group without ``letters``.
+        """
+        if reason is None:
+            await self.group.backend.settle((self.record.offset,))
+            return
+        text = error_text(reason)
+        if not self.group.has_left:
+            await self.group.backend.give_back(
+                self.record.offset, self.deliveries, 0.0, text, is_final=True
+            )
 
     def check_owner(self) -> None:
         """Not for callers: as of :class:`walstore.core.runtime.owned.Owned`."""

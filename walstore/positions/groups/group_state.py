@@ -7,29 +7,39 @@ which connection.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import inf
 from operator import attrgetter
 
 from walstore.core.batches.batch import Batch
 from walstore.core.batches.cost import cost_of
+from walstore.positions.groups.delay import not_before_us
 from walstore.positions.groups.group_settings import GroupSettings
 from walstore.positions.groups.job_table import JobTable, OpenJob, in_parts, not_begun
 from walstore.positions.groups.journal import Remembered
+from walstore.positions.groups.redrive import is_job
 from walstore.records import Record
 
 
 class MemberJob(OpenJob):
     """A job, and the member that has it."""
 
-    __slots__ = ("is_away", "is_begun", "member", "record", "turn", "via")
+    __slots__ = (
+        "error", "first_us", "is_away", "is_begun", "last_us", "member", "record", "turn", "via",
+    )  # fmt: skip
 
     record: Record
     """Once it is read."""
 
     def __init__(self, offset: int, deliveries: int = 0) -> None:
         super().__init__(offset, deliveries)
+        self.error: str | None = None
+        """What its last member said of a failure."""
+        self.first_us: int | None = None
+        """When it was delivered first, in microseconds since 1970 UTC; None if that is not known."""
+        self.last_us: int | None = None
+        """The same of the last time."""
         self.is_away = False
         """Whether the member that has it may survive this process."""
         self.member = b""
@@ -99,16 +109,30 @@ class GroupState(JobTable[MemberJob]):
 
     # -- changing ----------------------------------------------------------------------------
 
-    def offer(self, batch: Batch, skipped_stream: str | None = None) -> None:
-        """Take the next records of the log; those of ``skipped_stream`` count as settled."""
+    def offer(
+        self,
+        batch: Batch,
+        skipped_stream: str | None = None,
+        *,
+        group: str = "",
+        now: float = 0.0,
+        now_us: int = 0,
+    ) -> None:
+        """Take the next records of the log; those of ``skipped_stream`` and for other groups are settled.
+
+        ``now_us`` is the same moment as ``now``, by the wall clock, which the delays of records mean.
+        """
         for record in batch.records():
             offset = record.offset
             if offset in self._settled:
                 self._settled.discard(offset)
-            elif skipped_stream is None or record.stream != skipped_stream:
+            elif is_job(record, group, skipped_stream):
                 job = self._unread.pop(offset, None) or MemberJob(offset)
                 job.record, job.cost = record, cost_of(record)
                 job.key = record.key if self.settings.is_ordered else None
+                moment = not_before_us(record.headers) if record.headers else None
+                if moment is not None and not job.deliveries:
+                    job.delay(now + (moment - now_us) / 1e6, now)
                 self.held_bytes += job.cost
                 self.add(job)
         self.position = batch.limit
@@ -120,10 +144,12 @@ class GroupState(JobTable[MemberJob]):
         *,
         via: object = None,
         most_bytes: float = inf,
+        now_us: int | None = None,
     ) -> MemberJob | None:
         """Lease a job to a member, and return it. None if the next one costs more than ``most_bytes``, too.
 
-        ``via`` is the connection over which the member gets it, see :meth:`lose`.
+        ``via`` is the connection over which the member gets it, see :meth:`lose`. ``now_us`` is the moment
+        for its dead letter.
         """
         job = self.lease_next(now, most_bytes)
         if job is not None:
@@ -131,6 +157,9 @@ class GroupState(JobTable[MemberJob]):
             job.turn = self._turns
             job.member, job.via, job.is_begun = member, via, False
             job.is_away = via is not None
+            job.last_us = now_us
+            if job.deliveries == 1:
+                job.first_us = now_us
         return job
 
     def settle(self, offset: int) -> bool:
@@ -156,11 +185,19 @@ class GroupState(JobTable[MemberJob]):
         delay_seconds: float,
         *,
         member: bytes | None = None,
+        error: str | None = None,
+        is_final: bool = False,
     ) -> bool:
-        """End a lease early; the job is due after a delay. False if the lease is another's by now."""
+        """End a lease early; the job is due after a delay. False if the lease is another's by now.
+
+        ``error`` is for its dead letter, which ``is_final`` makes of it now.
+        """
         job = self._leased_job(offset, deliveries, member)
         if job is None:
             return False
+        if error is not None:
+            job.error = error
+        job.is_hopeless = is_final
         if offset in self._unread:
             job.is_leased, job.due = False, now + delay_seconds
         else:
@@ -193,29 +230,35 @@ class GroupState(JobTable[MemberJob]):
         job.is_begun, job.via = True, via
         return True
 
-    def lose(self, via: object, now: float) -> Iterator[list[tuple[int, int]]]:
-        """Give back what members had over a connection that ended, and did not begin: it was no delivery.
+    def lose(
+        self, via: object, now: float, newest: Callable[[bytes], object] = lambda _: None
+    ) -> Iterator[list[tuple[int, int]]]:
+        """Give back what members have over a connection that ended; what they had not begun was no delivery.
 
         A member begins its jobs in their order, as far as is known: what it was given first of the jobs that
-        it still has, it has begun, and whatever it has extended. Of those the leases go on, so a member that
-        comes back may end them. One that was given jobs over a later connection has come back.
-        Goes on a part at a time: yields offset and deliveries of each job that was given back.
+        it still has, it has begun, and whatever it has extended. One that has a newer connection, or was
+        given jobs over one, has come back, and keeps its jobs.
+        Goes on a part at a time: yields offset and deliveries of each job that was no delivery.
         """
         having: dict[bytes, list[MemberJob]] = {}
         for job in self.jobs.values():
             if job.is_leased and job.via is not None:
                 having.setdefault(job.member, []).append(job)
         given: list[MemberJob] = []
-        for jobs in having.values():
+        undone: set[MemberJob] = set()
+        for member, jobs in having.items():
             lost = [job for job in jobs if job.via is via]
             later = next((job.via for job in jobs if job.via is not via), None)
+            if (one := newest(member)) is not via:
+                later = one or later
             if later is None:
-                given += not_begun(sorted(lost, key=attrgetter("turn")))
+                given += lost
+                undone.update(not_begun(sorted(lost, key=attrgetter("turn"))))
             for job in lost:
                 job.via = later or via
         for part in in_parts(given):
-            still = [job for job in part if self._is_leased(job) and not job.is_begun]
-            yield self._take_back((job for job in still if job.via is via), now)
+            still = [job for job in part if self._is_leased(job) and job.via is via]
+            yield self._give_all(still, undone, now)
 
     def leave(
         self, member: bytes, now: float, held: Iterable[tuple[int, int]] = ()
@@ -229,10 +272,7 @@ class GroupState(JobTable[MemberJob]):
         undone = set(not_begun(sorted(own, key=attrgetter("turn"))))
         for part in in_parts(own):
             still = [job for job in part if self._is_leased(job) and job.member == member]
-            for job in still:
-                if job not in undone:
-                    self.end_lease(job, now)
-            yield self._take_back((job for job in still if job in undone), now)
+            yield self._give_all(still, undone, now)
         for some in in_parts(list(held)):
             for one in some:
                 self.give_back(*one, now, 0.0, member=member)
@@ -243,6 +283,15 @@ class GroupState(JobTable[MemberJob]):
     def _is_leased(self, job: MemberJob) -> bool:
         """Whether a job that was found before is still there, and somebody's."""
         return job.is_leased and self.jobs.get(job.offset) is job
+
+    def _give_all(
+        self, jobs: Sequence[MemberJob], undone: Container[MemberJob], now: float
+    ) -> list[tuple[int, int]]:
+        """End leases, those of ``undone`` as no deliveries; return offset and deliveries of these."""
+        for job in jobs:
+            if job not in undone:
+                self.end_lease(job, now)
+        return self._take_back((job for job in jobs if job in undone), now)
 
     def _take_back(self, jobs: Iterable[MemberJob], now: float) -> list[tuple[int, int]]:
         """Undo leases; return offset and deliveries of each job."""

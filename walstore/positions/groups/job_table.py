@@ -13,6 +13,7 @@ Invariants (tests/walstore/positions/groups/test_job_table.py)
   J4  No job is delivered more than ``max_deliver`` times; then it is dead. What a member had not begun when
       it left was no delivery.
   J5  No more than ``max_ack_pending`` jobs are leased, but for dead ones.
+  J6  No job is delivered before the moment that its record says.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from walstore.positions.groups.group_settings import GroupSettings
 
+MOST_DELAYED: Final = 10_000
+"""How many jobs that are due later a group knows, until it looks at no more of the log."""
 PART_JOBS: Final = 1000
 """How many jobs are given back in one step of the event loop."""
 _STALE_MOMENTS: Final = 1000
@@ -35,7 +38,17 @@ _STALE_MOMENTS: Final = 1000
 class OpenJob:
     """A job that is not settled."""
 
-    __slots__ = ("cost", "deliveries", "due", "is_leased", "key", "offset")
+    __slots__ = (
+        "cost",
+        "deliveries",
+        "due",
+        "is_delayed",
+        "is_hopeless",
+        "is_leased",
+        "key",
+        "offset",
+        "since",
+    )
 
     def __init__(
         self,
@@ -54,8 +67,20 @@ class OpenJob:
         """When the lease ends, or when it may be delivered again; None for neither."""
         self.key = key
         """In a group ordered by key, its key; None for none."""
+        self.since = inf
+        """If its record says so, the moment from which it may be delivered first; see :meth:`delay`."""
+        self.is_delayed = False
+        """Whether it waits for that moment."""
+        self.is_hopeless = False
+        """Whether it is not to be delivered again, however often it was."""
         self.cost = 0
         """Bytes that it takes in memory, and about as many on its way to a member."""
+
+    def delay(self, since: float, now: float) -> None:
+        """Let nobody have the job before a moment. Those that waited come first, by their moments."""
+        self.since = since
+        if since > now:
+            self.due, self.is_delayed = since, True
 
 
 _O = TypeVar("_O", bound=OpenJob)
@@ -72,11 +97,13 @@ class JobTable(Generic[_O]):
         """What is not settled, by offset, in order."""
         self.leased = 0
         """How many of them are leased."""
+        self.delayed = 0
+        """How many of them wait for the moment of their first delivery."""
         self.dead: deque[_O] = deque()
         """Those that were delivered too often. They stay outstanding until settled."""
         self.settings = settings
-        # Offsets of jobs that may be leased, as a heap: the lowest is the next.
-        self._ready: list[int] = []
+        # Jobs that may be leased, as a heap by the moment that they waited for, then by offset.
+        self._ready: list[tuple[float, int]] = []
         # Moments at which a lease ends or a job is due, some of them no longer true.
         self._moments: list[tuple[float, int]] = []
         # By key, what waits behind an outstanding job.
@@ -95,7 +122,8 @@ class JobTable(Generic[_O]):
     @property
     def is_full(self) -> bool:
         """Whether no more jobs are to be added."""
-        return len(self.jobs) >= self.settings.most_unsettled
+        unsettled = len(self.jobs) - self.delayed
+        return unsettled >= self.settings.most_unsettled or self.delayed >= MOST_DELAYED
 
     @property
     def may_lease(self) -> bool:
@@ -112,6 +140,7 @@ class JobTable(Generic[_O]):
         """Add the next job of the log. It may be leased already, or due later."""
         self.jobs[job.offset] = job
         self.leased += job.is_leased
+        self.delayed += job.is_delayed
         if job.key is not None:
             if job.key in self._behind:
                 self._behind[job.key][job.offset] = None
@@ -129,7 +158,7 @@ class JobTable(Generic[_O]):
         """
         self.pass_time(now)
         while self._ready and self.may_lease:
-            job = self.jobs.get(self._ready[0])
+            job = self.jobs.get(self._ready[0][1])
             if job is not None and job.cost > most_cost:
                 return None
             heappop(self._ready)
@@ -142,6 +171,7 @@ class JobTable(Generic[_O]):
         """Lease a job, which is a delivery."""
         job.deliveries += 1
         job.is_leased = True
+        job.since = inf
         self.leased += 1
         self._set_due(job, now + self.settings.ack_wait_seconds)
 
@@ -151,6 +181,7 @@ class JobTable(Generic[_O]):
         if job is None:
             return None
         self.leased -= job.is_leased
+        self.delayed -= job.is_delayed
         if job.key is not None:
             behind = self._behind[job.key]
             if offset in behind:  # before its turn, by an acknowledgement from before a restart
@@ -190,7 +221,8 @@ class JobTable(Generic[_O]):
                 continue  # settled, extended or given back meanwhile
             job.due = None
             self.leased -= job.is_leased
-            job.is_leased = False
+            self.delayed -= job.is_delayed
+            job.is_leased = job.is_delayed = False
             self._release(job)
 
     # -- inside ------------------------------------------------------------------------------
@@ -206,10 +238,10 @@ class JobTable(Generic[_O]):
         """Let a job be delivered or buried, unless another one of its key is before it."""
         if job.key is not None and job.offset in self._behind[job.key]:
             return
-        if self.is_spent(job.deliveries):
+        if job.is_hopeless or self.is_spent(job.deliveries):
             self.dead.append(job)
         else:
-            heappush(self._ready, job.offset)
+            heappush(self._ready, (job.since, job.offset))
 
 
 class HeldJob(Protocol):

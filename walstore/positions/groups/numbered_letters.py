@@ -12,7 +12,7 @@ from walstore.errors import StreamClosedError, WalError
 from walstore.positions.groups.group_state import GroupState
 from walstore.positions.groups.journal import EntryKind, Remembered, entry
 from walstore.positions.groups.journal_writer import JournalWriter, may_pass
-from walstore.positions.groups.letters import append_letter
+from walstore.positions.groups.letters import JobFailure, append_letter
 from walstore.records import Record
 
 logger = logging.getLogger("walstore.groups")
@@ -76,7 +76,8 @@ class NumberedLetters:
                 if number is None:
                     self.last = number = self.last + 1
                     self.numbers[job.offset] = number
-                await self._bury_one(job.record, job.deliveries, number)
+                failure = JobFailure(job.error, job.first_us, job.last_us)
+                await self._bury_one(job.record, job.deliveries, number, failure)
                 state.dead.popleft()
                 await self._settle((job.offset,))
                 self.numbers.pop(job.offset, None)  # it may have been settled meanwhile
@@ -89,14 +90,20 @@ class NumberedLetters:
         finally:
             self._burying = None
 
-    async def _bury_one(self, record: Record, deliveries: int, number: int) -> None:
+    async def _bury_one(
+        self,
+        record: Record,
+        deliveries: int,
+        number: int,
+        failure: JobFailure = JobFailure(),  # noqa: B008 - a value
+    ) -> None:
         self._notes.note(entry(EntryKind.BURIED, record.offset, number))
         await self._notes.sync()  # from now on this letter has this number
 
         async def append(letter: Record) -> None:
             await self._append(number, letter, self._stream)
 
-        await append_letter(self._name, record, deliveries, append)
+        await append_letter(self._name, record, deliveries, append, failure)
 
     async def bury_again(self, state: GroupState, found: Remembered) -> None:
         """Append the letters again whose jobs a crash left unsettled; their numbers keep them single.

@@ -17,21 +17,32 @@ class Roster:
 
     def __init__(self) -> None:
         self._via: dict[bytes, object] = {}
+        self._last: dict[bytes, object] = {}
+        """The newest connection of each, also of those that are lost and may come back."""
 
     def __len__(self) -> int:
         return len(self._via)
 
     def enter(self, member: bytes, via: object = None) -> None:
         """Note that a member is there: of this process, or over a connection, its newest one."""
-        self._via[member] = via
+        self._via[member] = self._last[member] = via
 
     def leave(self, member: bytes) -> None:
         """Note that a member has left; one that is not there is no error."""
         self._via.pop(member, None)
+        self._last.pop(member, None)
 
     def lose(self, via: object) -> None:
         """Note that the members of a connection are gone, but for those that have a newer one."""
         self._via = {member: one for member, one in self._via.items() if one is not via}
+
+    def newest(self, member: bytes) -> object:
+        """Return the newest connection of a member; None if it has none, or is forgotten."""
+        return self._last.get(member)
+
+    def forget(self, via: object) -> None:
+        """Expect nobody of a lost connection any more."""
+        self._last = {member: one for member, one in self._last.items() if one is not via}
 
 
 class SharedGroup:

@@ -110,18 +110,18 @@ def test_what_happens_between_parts_is_not_undone(monkeypatch: pytest.MonkeyPatc
     for _ in range(7):
         state.take(b"a", 0.0, via=one)
     parts = state.lose(one, 1.0)
-    assert next(parts) == [(2, 0), (3, 0)]
+    assert next(parts) == [(2, 0)]  # and 1, which was begun
     state.settle(4)
     assert state.extend(5, 1, 1.0, member=b"a", via=other)  # it came back
     assert state.give_back(6, 1, 1.0, 0.0)
-    assert [taken(state, 1.0, b"b") for _ in range(3)] == [(2, 1), (3, 1), (6, 2)]
-    assert list(parts) == [[], [(7, 0)]]
+    assert [taken(state, 1.0, b"b") for _ in range(3)] == [(1, 2), (2, 1), (6, 2)]
+    assert list(parts) == [[(3, 0)], [], [(7, 0)]]
     parts = state.leave(b"b", 2.0)
-    assert next(parts) == [(3, 0)]
-    assert (taken(state, 2.0, b"c"), state.leased) == ((2, 2), 4)
+    assert next(parts) == [(2, 0)]
+    assert (taken(state, 2.0, b"c"), state.leased) == ((1, 3), 3)
     state.settle(6)
     assert list(parts) == [[]]
-    assert state.leased == 3
+    assert state.leased == 2
 
 
 def test_very_many_jobs_of_one_key() -> None:
@@ -160,14 +160,26 @@ def test_what_was_not_begun_when_a_connection_ended_was_not_delivered() -> None:
     state.take(b"c", 0.0, via=other)
     state.settle(1)
     assert state.extend(4, 1, 1.0, member=b"a", via=one)
-    assert lose(state, one, 1.0) == [
-        (3, 0)
-    ]  # 2 is the first of a, 4 is in progress, 5 the first of b
-    assert taken(state, 1.0) == (3, 1)
+    # 2 is the first of a, 4 is in progress, 5 the first of b.
+    assert lose(state, one, 1.0) == [(3, 0)]
+    again = [taken(state, 1.0) for _ in range(4)]
+    assert again == [(2, 2), (3, 1), (4, 2), (5, 2)]
     assert not state.extend(3, 1, 1.0, member=b"b", via=other)
-    assert state.extend(2, 1, 1.0, member=b"a", via=other)  # it came back
     assert lose(state, one, 1.0) == []
     assert state.leased == 5
+
+
+def test_jobs_of_a_member_with_a_newer_connection_stay_its_own() -> None:
+    """Though it asked for nothing over it. Those of the newer one end with that."""
+    one, other = object(), object()
+    state = make(count=2)
+    for _ in range(2):
+        state.take(b"a", 0.0, via=one)
+    newest = {b"a": other}.get
+    assert list(state.lose(one, 1.0, newest)) == []
+    assert state.leased == 2
+    assert list(state.lose(other, 1.0, newest)) == [[(2, 0)]]
+    assert state.leased == 0
 
 
 def test_jobs_of_a_member_that_came_back_over_another_connection_stay_its_own() -> None:

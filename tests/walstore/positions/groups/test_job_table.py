@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from uploader.format.group_document import GroupDocument
 from uploader.positions.groups.group_turn import GroupTurn, Lease, Sight
 from walstore.core.batches.derived import EmptyBatch
+from walstore.positions.groups.delay import NOT_BEFORE
 from walstore.positions.groups.group_settings import GroupSettings
 from walstore.positions.groups.group_state import GroupState
-from walstore.positions.groups.job_table import JobTable, OpenJob
+from walstore.positions.groups.job_table import MOST_DELAYED, JobTable, OpenJob
 from walstore.records import Record
 
 WAIT = 10.0
@@ -39,7 +40,7 @@ class Given(NamedTuple):
 class Table(Protocol):
     """A group's jobs, in one place or another."""
 
-    def append(self, keys: Sequence[bytes | None]) -> None: ...
+    def append(self, keys: Sequence[bytes | None], due: float, now: float) -> None: ...
     def take(self, member: bytes, most: int, now: float) -> list[Given]: ...
     def settle(self, job: Given, now: float) -> None: ...
     def give_back(self, job: Given, delay: float, now: float) -> None: ...
@@ -63,15 +64,26 @@ class Records(EmptyBatch):
         return self._records
 
 
+def wall_us(now: float) -> int:
+    """Return what the wall clock says at a moment."""
+    return 1_750_000_000_000_000 + round(now * 1e6)
+
+
+def made(first: int, keys: Sequence[bytes | None], due: float) -> list[Record]:
+    """Return records with these keys that are due at a moment; 0 says that they are at once."""
+    headers = {NOT_BEFORE: b"%d" % wall_us(due)} if due else {}
+    return [Record(at, b"", key, None, headers) for at, key in enumerate(keys, first)]
+
+
 class Owned:
     """As the owner of the log has it."""
 
     def __init__(self, settings: GroupSettings) -> None:
         self._state = GroupState(settings, 1)
 
-    def append(self, keys: Sequence[bytes | None]) -> None:
-        first = self._state.position
-        self._state.offer(Records([Record(at, b"", key) for at, key in enumerate(keys, first)]))
+    def append(self, keys: Sequence[bytes | None], due: float, now: float) -> None:
+        batch = Records(made(self._state.position, keys, due))
+        self._state.offer(batch, now=now, now_us=wall_us(now))
 
     def take(self, member: bytes, most: int, now: float) -> list[Given]:
         found = (self._state.take(member, now) for _ in range(most))
@@ -113,21 +125,22 @@ class Stored:
         self._sights = {member: Sight() for member in MEMBERS}
         self._spent: list[tuple[int, int]] = []
 
-    def append(self, keys: Sequence[bytes | None]) -> None:
-        first = len(self._records) + 1
-        self._records += [Record(at, b"", key) for at, key in enumerate(keys, first)]
+    def append(self, keys: Sequence[bytes | None], due: float, now: float) -> None:
+        self._records += made(len(self._records) + 1, keys, due)
 
     def _begin(self, member: bytes, now: float) -> GroupTurn:
+        now_us = wall_us(now)
         now += 1000.0 * MEMBERS.index(member)
         tag = f"t-{next(self._tags)}"
-        self._sights[member].look(self._document, now, {})
+        self._sights[member].look(self._document, now, {}, now_us=now_us)
         return GroupTurn(self._document, self._sights[member], self._settings, tag=tag, now=now)
 
     def _put(self, turn: GroupTurn, member: bytes, now: float) -> None:
-        if (made := turn.made()) is not None:
+        if (document := turn.made()) is not None:
+            now_us = wall_us(now)
             now += 1000.0 * MEMBERS.index(member)
-            self._sights[member].look(made, now, {made.tag: now})
-            self._document = GroupDocument.parse(made.serialise(), name="g")
+            self._sights[member].look(document, now, {document.tag: now}, now_us=now_us)
+            self._document = GroupDocument.parse(document.serialise(), name="g")
 
     def take(self, member: bytes, most: int, now: float) -> list[Given]:
         turn = self._begin(member, now)
@@ -185,9 +198,14 @@ class Model:
         self.waiting: set[int] = set()
         """Those that are leased to nobody, for a delay."""
 
-    def append(self, keys: Sequence[bytes | None]) -> None:
+    def append(self, keys: Sequence[bytes | None], delay: float = 0.0) -> None:
+        due = self.now + delay if delay else 0.0
+        if delay:
+            offsets = range(len(self.keys), len(self.keys) + len(keys))
+            self.until |= dict.fromkeys(offsets, due)
+            self.waiting.update(offsets)
         self.keys += keys
-        self.table.append(keys)
+        self.table.append(keys, due, self.now)
 
     def take(self, member: bytes, most: int) -> list[Given]:
         held = {offset for offset, until in self.until.items() if until > self.now}
@@ -205,7 +223,7 @@ class Model:
     def _check(self, job: Given) -> None:
         most, key = self.settings.max_deliver, self.keys[job.offset]
         assert job.offset not in self.settled  # J2
-        assert self.until.get(job.offset, 0.0) <= self.now  # J1
+        assert self.until.get(job.offset, 0.0) <= self.now  # J1, J6
         assert job.deliveries == self.deliveries.get(job.offset, 0) + 1  # J4
         assert most is None or job.deliveries <= most
         if self.settings.is_ordered and key is not None:  # J3
@@ -277,7 +295,8 @@ def step(model: Model, kind: str, number: int) -> None:
     job = model.held[number % len(model.held)] if model.held else None
     match kind:
         case "append":
-            model.append([(None, b"k", b"l")[(number + at) % 3] for at in range(1 + number % 4)])
+            keys = [(None, b"k", b"l")[(number + at) % 3] for at in range(1 + number % 4)]
+            model.append(keys, (0.0, 0.0, 5.0)[number % 3])
         case "take":
             model.take(MEMBERS[number % 3], 1 + number // 3)
         case "pass":
@@ -311,6 +330,20 @@ def test_the_invariants(
             model.bury()
         model.now += WAIT
     model.check_floor(is_all=True)
+
+
+def test_only_so_many_delayed_jobs_are_known() -> None:
+    table: JobTable[OpenJob] = JobTable(GroupSettings(max_ack_pending=1), 1)
+    for offset in range(1, MOST_DELAYED + 1):
+        assert not table.is_full
+        job = OpenJob(offset)
+        job.delay(10.0, 0.0)
+        table.add(job)
+    assert table.is_full
+    table.remove(1)
+    assert not table.is_full
+    table.pass_time(10.0)  # now they count as any other
+    assert (table.delayed, table.is_full) == (0, True)
 
 
 def test_jobs_that_are_done_leave_nothing_behind() -> None:
