@@ -18,7 +18,6 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
@@ -27,6 +26,7 @@ from uploader.iceberg.iceberg_table import SOURCE, CommitLostError, IcebergTable
 from uploader.iceberg.iceberg_target import IcebergTarget, as_target
 from uploader.iceberg.json_columns import JsonColumn, check_columns, table_schema
 from uploader.iceberg.record_copy import copy_records
+from uploader.read import log_file
 from uploader.read.cloud_log import CloudLog
 from uploader.runtime.shared_worker import SharedWorker
 from uploader.stores.port import ObjectStore
@@ -448,18 +448,7 @@ class LogTable:
 
 def file_prefix(url: str) -> str:
     """Return where a log's objects are, as Iceberg names files; InvalidSettingsError if it cannot."""
-    parts = urlsplit(url)
-    path = unquote(parts.path).rstrip("/")
-    if parts.scheme not in {"s3", "file"}:
-        raise InvalidSettingsError(
-            "an Iceberg table refers to files at s3:// or file:// URLs, not to objects at "
-            f"{parts.scheme or 'a path'}:"
-        )
-    if any(sign in path for sign in "?#%"):
-        raise InvalidSettingsError(
-            "an Iceberg table cannot refer to files whose path has one of the signs ? # %"
-        )
-    return f"{parts.scheme}://{parts.netloc if parts.scheme == 's3' else ''}{path}"
+    return log_file.file_prefix(url, reader="an Iceberg table", schemes={"s3", "file"})
 
 
 def _cursor_name(table: IcebergTable) -> str:
