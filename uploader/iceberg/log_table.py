@@ -5,8 +5,8 @@ reach; so each record is in the table once, whatever fails and however many prog
 log, named after the table, keeps the log's collection from the fragments that the table refers to. It is
 there before the first commit, and moves on only after :meth:`LogTable.release` took rows out of the table.
 
-A table of copies has the records in files of its own instead: without unsigned columns, which Iceberg's Java
-readers refuse, and with typed columns of records that are JSON, if some are given. Then the cursor stands
+A table of copies has the records in files of its own instead: without unsigned columns, which some
+engines refuse, and with typed columns of records that are JSON, if some are given. Then the cursor stands
 where the table ends.
 """
 
@@ -167,8 +167,8 @@ class LogTable:
                 into the table then, with these columns beside their own. Default: fragments as they are.
                 The same columns are given each time; more may follow later, with nulls in older rows.
             copy: Whether records are copied into the table without typed columns, too; given each time.
-                Default: fragments as they are, whose offsets and times are unsigned: Spark, Trino and Flink
-                refuse these.
+                Default: fragments as they are, whose offsets and times are unsigned, which Polars refuses, and
+                Iceberg's Java readers may.
             strict: Whether a value that does not fit its column stops with an error. Default: it is null.
             store: Replaces the store that the URL names; also closed with the log.
             clock: For tests.

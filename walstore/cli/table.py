@@ -51,9 +51,7 @@ async def table(
             "Copy the records, with this typed column of their JSON values; repeatable.",
         ),
     ] = None,
-    copy: Annotated[
-        bool, option("--copy", "Copy the records, for Spark, Trino and Flink.")
-    ] = False,
+    copy: Annotated[bool, option("--copy", "Copy the records, without unsigned columns.")] = False,
     strict: Annotated[
         bool, option("--strict", "Stop at a value that does not fit its column.")
     ] = False,
