@@ -167,8 +167,8 @@ class LogTable:
                 into the table then, with these columns beside their own. Default: fragments as they are.
                 The same columns are given each time; more may follow later, with nulls in older rows.
             copy: Whether records are copied into the table without typed columns, too; given each time.
-                Default: fragments as they are, whose offsets and times are unsigned, which Polars refuses, and
-                Iceberg's Java readers may.
+                Default: fragments as they are, whose offsets and times are unsigned; Polars refuses these,
+                and Iceberg's Java readers may.
             strict: Whether a value that does not fit its column stops with an error. Default: it is null.
             store: Replaces the store that the URL names; also closed with the log.
             clock: For tests.
