@@ -70,6 +70,7 @@ PAGES = {
     "metrics": 5,
     "open_tables": 1,
     "operations": 2,
+    "query": 3,
     "readonly": 2,
     "restore": 1,
     "retention": 2,

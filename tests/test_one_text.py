@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import re
@@ -12,6 +13,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
+import walstore.sync
 from tests.cases import case
 from tools.class_section import function_of, members_of
 from tools.reference_contents import INSIDE, PAGES
@@ -57,6 +59,29 @@ async def _s3(_: Any) -> None:
     await open_store("s3://bucket/x?region=us-east-1").delete(cast("Any", "ab"))
 
 
+async def _arrow(tmp_path: Any) -> None:
+    async with Wal.open(tmp_path / "arrow") as log:
+        await log.to_arrow(cast("Any", "offset"))
+
+
+async def _arrow_batches(tmp_path: Any) -> None:
+    async with Wal.open(tmp_path / "arrow") as log:
+        log.reader(follow=False).arrow_batches(cast("Any", "offset"))
+
+
+def _blocking(
+    call: Callable[[walstore.sync.BlockingLog], object],
+) -> Callable[[Any], Awaitable[Any]]:
+    def in_thread(path: Any) -> None:
+        with walstore.sync.open(path) as log:
+            call(log)
+
+    async def blocking(tmp_path: Any) -> None:
+        await asyncio.to_thread(in_thread, tmp_path / "arrow")
+
+    return blocking
+
+
 CALLS: dict[str, Callable[[Any], Awaitable[Any]]] = {
     "Replication.nodes": _replication,
     "HttpServer.open.allow_origins": partial(_http, "allow_origins"),
@@ -68,6 +93,12 @@ CALLS: dict[str, Callable[[Any], Awaitable[Any]]] = {
     ),
     "LogTable.open.columns": lambda _: LogTable.open(
         "memory://x", "iceberg:a.b", columns=cast("Any", "id:long")
+    ),
+    "Wal.to_arrow.columns": _arrow,
+    "Reader.arrow_batches.columns": _arrow_batches,
+    "BlockingLog.to_arrow.columns": _blocking(lambda log: log.to_arrow(cast("Any", "offset"))),
+    "BlockingReader.arrow_batches.columns": _blocking(
+        lambda log: log.reader(follow=False).arrow_batches(cast("Any", "offset"))
     ),
     "LocalStore.delete.keys": _local,
     "S3Store.delete.keys": _s3,
@@ -84,6 +115,17 @@ NOT_HERE = {
     "ObstoreStore.delete.keys": "needs a bucket; by the same function as the others",
     "ObjectStore.delete.keys": "a protocol",
     "ClusterMember.replication.nodes": "gives them to Replication",
+    **{
+        f"{name}.to_arrow.columns": "by the same function as Wal; tests/contract/test_arrow.py"
+        for name in [
+            "CloudLog",
+            "Log",
+            "ReadableLog",
+            "ReadonlyWal",
+            "RemoteReadonlyWal",
+            "RemoteWal",
+        ]
+    },
 }
 
 

@@ -137,6 +137,13 @@ PAGES = [
         },
     ),
     Page(
+        "arrow",
+        "DuckDB, Polars, pandas",
+        "`walstore.arrow`: a stored log as a dataset, and its files. [query.md](../query.md) explains them; "
+        "`to_arrow` and `arrow_batches` are with the logs and their readers.",
+        {"walstore.arrow": "dataset LogDataset SCHEMA", "uploader": "LogFile"},
+    ),
+    Page(
         "open_tables",
         "Open tables",
         "Logs and collections as Iceberg tables. [open_tables.md](../open_tables.md) explains them; "
@@ -213,6 +220,8 @@ MADE_HERE = {
     "CloudWriter",
     "CloudLog",
     "LogTable",
+    "LogDataset",
+    "LogFile",
     "CollectionWriter",
     "CollectionReader",
     "CoordinatedTransaction",
@@ -229,7 +238,8 @@ SECTIONS = {
         "web_application kits several_processes serving deploy http work_queue replication cluster "
         "transactions streams readonly consumers "
         "messages retention store cloud_writer cloud_reading collection integrity restore "
-        "versioned_collections open_tables repair handbook operations prove testing "
+        "versioned_collections query open_tables repair handbook operations prove "
+        "testing "
         "stores spark spark_cluster spark_streaming spark_sink spark_from_kafka spark_fast_path "
         "spark_sidecar spark_collections"
     ),

@@ -34,6 +34,7 @@ with needs_extra("cloud", "the cloud tier"):
     from uploader.positions.cursors.cloud_cursors import CloudCursors
     from uploader.read.cloud_log import CloudLog, Verified
     from uploader.read.fragment_cache import FragmentCache
+    from uploader.read.log_file import LogFile
     from uploader.stores import open_store
     from uploader.versioned.collection import Collection, CollectionStatus
     from uploader.versioned.collection_metrics import CollectionMetrics
@@ -80,6 +81,7 @@ __all__ = [
     "IcebergTarget",
     "JsonColumn",
     "Layout",
+    "LogFile",
     "LogTable",
     "Materialized",
     "Materializer",

@@ -14,15 +14,15 @@ import os
 import threading
 from asyncio import _get_running_loop
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 from walstore.core.batches.batch import Batch
 from walstore.core.faces.append_backend import AppendOptions
-from walstore.core.faces.readable_log import follow_or_warn
+from walstore.core.faces.readable_log import ReadableLog, follow_or_warn
 from walstore.core.faces.transaction import Transaction
 from walstore.core.read.reader import Reader
 from walstore.core.runtime.error_mapping import copy_error
@@ -41,6 +41,9 @@ from walstore.positions.cursor_state import CursorInfo
 from walstore.positions.groups.group import Group, Job
 from walstore.positions.groups.redrive import Redriven
 from walstore.records import AnyDurability, Record, Start
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = [
     "BlockingCursor",
@@ -261,6 +264,11 @@ class BlockingLog(NotCopied):
         """Return a reader for ``for`` that waits for new records for ever; as :meth:`walstore.Wal.follow`."""
         return BlockingReader(self._loop, self._call(lambda: self._log.follow(start, **options)))
 
+    @_as_method(ReadableLog.to_arrow)
+    def to_arrow(self, *arguments: Any, **options: Any) -> pa.Table:
+        """Return the records that are there as a ``pyarrow.Table``; as :meth:`walstore.Wal.to_arrow`."""
+        return self._run(lambda: self._log.to_arrow(*arguments, **options))
+
     @_as_method(Wal.cursor)
     def cursor(self, name: str, **options: Any) -> BlockingCursor:
         """Return a handle on the named cursor; as :meth:`walstore.Wal.cursor`."""
@@ -394,6 +402,34 @@ class BlockingReader(NotCopied):
         if self._kept:
             self.seek(self.position)
         return self._loop.run(lambda: self._reader.fetch(**options))
+
+    @_as_method(Reader.arrow_batches)
+    def arrow_batches(self, *arguments: Any, **options: Any) -> Iterator[pa.RecordBatch]:
+        """Iterate over the records as RecordBatches; as :meth:`walstore.Reader.arrow_batches`."""
+        if self._kept:
+            self.seek(self.position)
+
+        async def begin() -> AsyncIterator[pa.RecordBatch]:
+            return self._reader.arrow_batches(*arguments, **options)
+
+        batches = self._loop.run(begin)
+
+        async def next_batch() -> pa.RecordBatch | None:
+            return await anext(batches, None)
+
+        return iter(lambda: self._loop.run(next_batch), None)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Export the records to whatever takes Arrow's C stream, as ``pyarrow.table``, Polars and DuckDB do.
+
+        It reads while they take the records, on any of their threads, in the columns of
+        ``walstore.arrow.SCHEMA``; of a reader that follows, for ever. Call it again for what comes later.
+        WrongLoopError in an event loop, which it would stop.
+        """
+        batches = self.arrow_batches()
+        from walstore.core.batches.arrow import stream_of
+
+        return stream_of(batches).__arrow_c_stream__(requested_schema)
 
     def __iter__(self) -> Iterator[Record]:
         """Yield records. A loop that is left may be followed by another one, which continues there."""

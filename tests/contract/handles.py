@@ -56,6 +56,7 @@ ARGUMENTS: Final[dict[str, Any]] = {
 ANYWHERE: Final = frozenset(
     (
         # make an object, which refuses to be used elsewhere itself
+        "arrow_batches",
         "batches",
         "consumer",
         "follow",

@@ -5,8 +5,9 @@ reach; so each record is in the table once, whatever fails and however many prog
 log, named after the table, keeps the log's collection from the fragments that the table refers to. It is
 there before the first commit, and moves on only after :meth:`LogTable.release` took rows out of the table.
 
-With typed columns, taken from records that are JSON, the records are copied into files of the table's own
-instead. Then the cursor stands where the table ends.
+A table of copies has the records in files of its own instead: without unsigned columns, which some
+engines refuse, and with typed columns of records that are JSON, if some are given. Then the cursor stands
+where the table ends.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
@@ -27,6 +27,7 @@ from uploader.iceberg.iceberg_table import SOURCE, CommitLostError, IcebergTable
 from uploader.iceberg.iceberg_target import IcebergTarget, as_target
 from uploader.iceberg.json_columns import JsonColumn, check_columns, table_schema
 from uploader.iceberg.record_copy import copy_records
+from uploader.read import log_file
 from uploader.read.cloud_log import CloudLog
 from uploader.runtime.shared_worker import SharedWorker
 from uploader.stores.port import ObjectStore
@@ -35,7 +36,7 @@ from walstore.core.ports import Clock
 from walstore.core.runtime.backoff import Backoff
 from walstore.core.runtime.clock import SystemClock
 from walstore.core.runtime.resource import Opening
-from walstore.core.validation.arguments import as_int, as_seconds
+from walstore.core.validation.arguments import as_bool, as_int, as_seconds
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -131,11 +132,13 @@ class LogTable:
         clock: Clock,
         columns: tuple[JsonColumn, ...] = (),
         *,
+        has_copies: bool = False,
         is_strict: bool = False,
     ) -> None:
         """Not for callers; see :meth:`open`."""
         self._log = log
         self._columns = columns
+        self._has_copies = has_copies
         self._is_strict = is_strict
         self._target = target
         self._worker = worker
@@ -150,6 +153,7 @@ class LogTable:
         target: IcebergTarget | str,
         *,
         columns: Iterable[JsonColumn | str] | None = None,
+        copy: bool = False,
         strict: bool = False,
         store: ObjectStore | None = None,
         clock: Clock | None = None,
@@ -162,6 +166,9 @@ class LogTable:
             columns: Typed columns, as :class:`JsonColumn` or ``name:type[:/pointer]``. Records are copied
                 into the table then, with these columns beside their own. Default: fragments as they are.
                 The same columns are given each time; more may follow later, with nulls in older rows.
+            copy: Whether records are copied into the table without typed columns, too; given each time.
+                Default: fragments as they are, whose offsets and times are unsigned; Polars refuses these,
+                and Iceberg's Java readers may.
             strict: Whether a value that does not fit its column stops with an error. Default: it is null.
             store: Replaces the store that the URL names; also closed with the log.
             clock: For tests.
@@ -172,6 +179,7 @@ class LogTable:
         """
         chosen = as_target(target)
         typed = () if columns is None else check_columns(columns)
+        has_copies = as_bool(copy, "copy") or bool(typed)
         if strict and not typed:
             raise InvalidSettingsError("strict is for typed columns; give columns")
 
@@ -180,7 +188,15 @@ class LogTable:
             log = await CloudLog.open(url, store=store, clock=clock)
             worker = SharedWorker("store", 1)
             try:
-                return cls(log, chosen, worker, clock or SystemClock(), typed, is_strict=strict)
+                return cls(
+                    log,
+                    chosen,
+                    worker,
+                    clock or SystemClock(),
+                    typed,
+                    has_copies=has_copies,
+                    is_strict=strict,
+                )
             except BaseException:
                 await log.aclose()
                 raise
@@ -260,7 +276,7 @@ class LogTable:
             dry_run: Only return what it would do.
         """
         place = as_int(before, "before")
-        if self._columns:
+        if self._has_copies:
             raise InvalidSettingsError(
                 f"{self._target} has files of its own and holds nothing of the log; delete rows as you like"
             )
@@ -285,7 +301,7 @@ class LogTable:
         marks = await self._on_thread(table.refresh)
         start, limit = _span(marks, self._log.head)
         self._check_columns(marks)
-        await self._hold(_cursor_name(table), limit if self._columns else start)
+        await self._hold(_cursor_name(table), limit if self._has_copies else start)
         self._check_reach(limit)
         entries = await self._next(limit)
         if not entries:
@@ -293,7 +309,7 @@ class LogTable:
         reached = entries[-1].limit
         added = {SOURCE: self._source, _START: str(start), _LIMIT: str(reached)}
         misfits = 0
-        if self._columns:
+        if self._has_copies:
             added[_COLUMNS] = _described(self._columns)
             misfits = await copy_records(
                 self._log,
@@ -327,7 +343,7 @@ class LogTable:
             async for entry in scanned:
                 entries.append(entry)
                 size_bytes += entry.num_bytes
-                if self._columns and size_bytes >= _COPY_BYTES:
+                if self._has_copies and size_bytes >= _COPY_BYTES:
                     break
         if entries and entries[0].start != limit:
             raise CorruptionError(
@@ -374,7 +390,7 @@ class LogTable:
 
     @property
     def _source(self) -> str:
-        return f"{'records' if self._columns else 'log'} {self._prefix}"
+        return f"{'records' if self._has_copies else 'log'} {self._prefix}"
 
     async def _opened(self, *, create: bool = True) -> IcebergTable | None:
         if self._table is None:
@@ -383,8 +399,8 @@ class LogTable:
                     IcebergTable.open,
                     self._target,
                     source=self._source,
-                    schema=table_schema(self._columns) if self._columns else COLUMNS,
-                    properties={} if self._columns else _PROPERTIES,
+                    schema=table_schema(self._columns) if self._has_copies else COLUMNS,
+                    properties={} if self._has_copies else _PROPERTIES,
                     create=create,
                 )
             )
@@ -448,18 +464,7 @@ class LogTable:
 
 def file_prefix(url: str) -> str:
     """Return where a log's objects are, as Iceberg names files; InvalidSettingsError if it cannot."""
-    parts = urlsplit(url)
-    path = unquote(parts.path).rstrip("/")
-    if parts.scheme not in {"s3", "file"}:
-        raise InvalidSettingsError(
-            "an Iceberg table refers to files at s3:// or file:// URLs, not to objects at "
-            f"{parts.scheme or 'a path'}:"
-        )
-    if any(sign in path for sign in "?#%"):
-        raise InvalidSettingsError(
-            "an Iceberg table cannot refer to files whose path has one of the signs ? # %"
-        )
-    return f"{parts.scheme}://{parts.netloc if parts.scheme == 's3' else ''}{path}"
+    return log_file.file_prefix(url, reader="an Iceberg table", schemes={"s3", "file"})
 
 
 def _cursor_name(table: IcebergTable) -> str:

@@ -1,4 +1,4 @@
-"""Copies of a log's records in files of an Iceberg table, with typed columns."""
+"""Copies of a log's records in files of an Iceberg table, with typed columns or without."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from uploader.positions.groups.cloud_groups import CloudGroups
 from uploader.positions.groups.group_place import GroupPlace
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_reader import FragmentReader, pieces
+from uploader.read.log_file import LogFile, file_prefix
 from uploader.read.read_ahead import ReadAhead
 from uploader.read.scan_limits import check_limits, check_max_wait, in_time, within_limits
 from uploader.root.stream_file import StreamFile
@@ -32,7 +33,7 @@ from walstore.core.read.reader import Reader, ReadGuard
 from walstore.core.runtime.backoff import Backoff
 from walstore.core.runtime.old_names import renamed
 from walstore.core.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
-from walstore.core.validation.arguments import as_bool, as_count
+from walstore.core.validation.arguments import as_bool, as_count, as_int
 from walstore.errors import CorruptionError, WalClosedError
 from walstore.positions.cursor import Cursor
 from walstore.records import Start
@@ -320,6 +321,43 @@ class CloudLog(CloudGroups, OneLimitLog, MustClose):
         """
         self.check_open()
         return await self._fragments.tree.entries(self.manifest, start, stop)
+
+    async def files(
+        self, start: Start | str | int | datetime = Start.EARLIEST, stop: int | None = None
+    ) -> list[LogFile]:
+        """Return the published fragments that have records of ``[start, stop)``, as files for other engines.
+
+        A listing of the folder has more: fragments that no manifest names yet, or never will, and collected
+        ones. Files are whole: the first and the last may have records outside the interval. The manifest is
+        read again first, unless ``stop`` is at most :attr:`limit`. Fragments of a chain that are not objects
+        yet are put, as by :meth:`put_inline`.
+
+        A file may be collected after this call; then an engine finds it missing. A cursor at ``start`` or
+        before prevents that: make it first, and delete it after the query (docs/query.md).
+
+        Args:
+            start: As of :meth:`reader`.
+            stop: Offset before which the interval ends; None for the end of the log.
+
+        Raises:
+            InvalidSettingsError: The log is in memory, or its path has a sign that engines read otherwise.
+            OffsetTrimmedError: ``start`` was removed from the log.
+            OffsetNotWrittenError: ``start`` is beyond its end.
+        """
+        self.check_open()
+        prefix = file_prefix(self.url)
+        if stop is None or as_int(stop, "stop") > self.limit:
+            await self.refresh()
+        async with self.reader(start, stop=stop, prefetch_bytes=0) as reader:
+            first = reader.position
+        manifest = self.manifest
+        manifest.offsets.check_position(first)
+        await self.put_inline()
+        entries = await self._fragments.tree.entries(manifest, first, stop)
+        return [
+            LogFile(f"{prefix}/{entry.path}", entry.start, entry.limit, entry.num_bytes)
+            for entry in entries
+        ]
 
     async def read_fragment(self, entry: Fragment, *, verify: bool = False) -> FragmentBatch:
         """Return a fragment's records; checks length and offsets against its entry, optionally the setsum."""

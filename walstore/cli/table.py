@@ -51,6 +51,7 @@ async def table(
             "Copy the records, with this typed column of their JSON values; repeatable.",
         ),
     ] = None,
+    copy: Annotated[bool, option("--copy", "Copy the records, without unsigned columns.")] = False,
     strict: Annotated[
         bool, option("--strict", "Stop at a value that does not fit its column.")
     ] = False,
@@ -71,8 +72,9 @@ async def table(
     commands may run, and after an interruption the same command continues. --release is a dry run
     without --confirm. With --follow, SIGINT and SIGTERM end it with exit code 0.
 
-    With --column, the table gets copies of the records instead. The types are boolean, int, long, double,
-    string, date, timestamptz and decimal(p,s). Without --strict a value that does not fit becomes null.
+    With --copy or --column, the table gets copies of the records instead. The types are boolean, int,
+    long, double, string, date, timestamptz and decimal(p,s). Without --strict a value that does not fit
+    becomes null.
     """
     if release is None and confirm:
         raise UsageError("--confirm goes with --release; registering needs none")
@@ -82,12 +84,14 @@ async def table(
         raise UsageError("--release is a dry run unless --confirm is given; leave --dry-run out")
     if strict and not column:
         raise UsageError("--strict goes with --column")
-    if column and release is not None:
+    if (copy or column) and release is not None:
         raise UsageError(
             "--release is for tables of fragments; a table of copies holds nothing of the log"
         )
     target = target_of(to, catalog_uri, warehouse)
-    opened = partial(_opened, to_url(url, "table"), target, columns=column, strict=strict)
+    opened = partial(
+        _opened, to_url(url, "table"), target, columns=column, copy=copy, strict=strict
+    )
     if release is not None:
         done = await _release(opened, target, release, is_confirmed=confirm)
     elif follow:
@@ -175,9 +179,11 @@ def _show(done: Registered, *, as_json: bool) -> None:
 
 @asynccontextmanager
 async def _opened(
-    url: str, target: IcebergTarget, *, columns: list[str] | None, strict: bool
+    url: str, target: IcebergTarget, *, columns: list[str] | None, copy: bool, strict: bool
 ) -> AsyncIterator[LogTable]:
     from uploader import LogTable
 
-    async with LogTable.open(url, target, columns=columns or None, strict=strict) as opened:
+    async with LogTable.open(
+        url, target, columns=columns or None, copy=copy, strict=strict
+    ) as opened:
         yield opened

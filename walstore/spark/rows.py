@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 )
 
 from walstore import Batch, InvalidSettingsError
-from walstore.core.batches.arrow import HEADERS_TYPE, SCHEMA, offsets_array, offsets_of
+from walstore.core.batches.arrow import offsets_array
 from walstore.core.batches.derived import ConcatBatch
 
 _HEADER_FIELDS: Final = [pa.field("key", pa.string()), pa.field("value", pa.binary())]
@@ -132,8 +132,6 @@ MOST_BYTES: Final = 16 << 20
 """Most bytes of one Arrow batch, approximately, if its rows have similar sizes."""
 ENOUGH_BYTES: Final = 4 << 20
 """Small batches of a log are combined until they reach this size, or :data:`MOST_ROWS`."""
-_SMALL_ROWS: Final = 64
-"""Below this many rows each, Python lists cost less than concatenating Arrow arrays."""
 
 PRODUCER_TIME: Final = 0
 """``timestampType`` in Kafka for a timestamp that the producer set."""
@@ -155,7 +153,7 @@ class RowBuilder:
     def build(self, batches: Iterable[Batch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of batches in order; buffers up to :data:`ENOUGH_BYTES` of small ones."""
         for parts in gather(batches):
-            rows = _join(parts)
+            rows = (parts[0] if len(parts) == 1 else ConcatBatch(parts)).to_arrow()
             if self._streams is not None:
                 rows = rows.filter(pc.is_in(rows.column("stream"), value_set=self._streams))
             row_bytes = max(1, rows.nbytes // max(1, rows.num_rows))
@@ -213,25 +211,6 @@ def gather(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
             parts, rows, size_bytes = [], 0, 0
     if parts:
         yield parts
-
-
-def _join(parts: list[Batch]) -> pa.RecordBatch:
-    if len(parts) == 1:
-        return parts[0].to_arrow()
-    whole = ConcatBatch(parts)
-    if len(whole) >= _SMALL_ROWS * len(parts):
-        return whole.to_arrow()
-    return pa.RecordBatch.from_arrays(
-        [
-            offsets_of(whole.offsets),
-            pa.array(whole.timestamps_us, pa.uint64()),
-            pa.array(whole.values, pa.binary()),
-            pa.array(whole.keys, pa.binary()),
-            pa.array(whole.streams, pa.string()),
-            pa.array([list(item.items()) or None for item in whole.headers], HEADERS_TYPE),
-        ],
-        schema=SCHEMA,
-    )
 
 
 def _headers(found: pa.MapArray) -> pa.ListArray:

@@ -14,11 +14,15 @@ from uploader import CloudWriter, Collection, LogTable
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
-def test_spark_reads_the_files_of_both_tables(spark, tmp_path: Path) -> None:
+def test_spark_reads_the_files_of_all_tables(spark, tmp_path: Path) -> None:
     lake = Lakehouse(tmp_path)
     asyncio.run(fill((tmp_path / "log").as_uri(), lake))
     found = spark.read.parquet(*map(str, lake.files()))
     rows = found.selectExpr("cast(offset as long)", "cast(body as string)").orderBy("offset")
+    assert [tuple(row) for row in rows.collect()] == [(1, "a"), (2, "b")]
+    found = spark.read.parquet(*map(str, lake.files("shop.copies")))
+    assert dict(found.dtypes)["offset"] == dict(found.dtypes)["timestamp_us"] == "bigint"
+    rows = found.selectExpr("offset", "cast(body as string)").orderBy("offset")
     assert [tuple(row) for row in rows.collect()] == [(1, "a"), (2, "b")]
     found = spark.read.parquet(*map(str, lake.files("shop.people")))
     assert dict(found.dtypes) == {"id": "bigint", "n": "decimal(20,0)"}
@@ -30,6 +34,8 @@ async def fill(url: str, lake: Lakehouse) -> None:
         await writer.append(b"a")
         await writer.append(b"b")
     async with LogTable.open(url, lake.target()) as table:
+        await table.step()
+    async with LogTable.open(url, lake.target("shop.copies"), copy=True) as table:
         await table.step()
     schema = pa.schema([("id", pa.int64()), ("n", pa.uint64())])
     async with (

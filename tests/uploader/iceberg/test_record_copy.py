@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 
@@ -210,3 +211,49 @@ async def test_records_that_were_collected_before_they_were_copied(url: str, lak
     with pytest.raises(OffsetTrimmedError):
         await copy(url, lake)
     assert await rows(lake, "id") == [(1, 1), (2, 2), (3, 3)]
+
+
+async def test_copies_without_typed_columns_have_no_unsigned_ones(
+    url: str, lake: Lakehouse
+) -> None:
+    await fill(url, b"no json", key=b"k", stream="s", headers={"h": b"v"})
+    assert await copy(url, lake, copy=True, columns=None) == 0
+    await fill(url, b"{}")
+    assert await copy(url, lake, copy=True, columns=None) == 0
+    assert await copy(url, lake, copy=True, columns=None) == 0
+    rows = sorted(await asyncio.to_thread(lake.rows), key=lambda row: row["offset"])
+    assert [(row["offset"], row["body"]) for row in rows] == [(1, b"no json"), (2, b"{}")]
+    assert (rows[0]["key"], rows[0]["stream"], rows[0]["headers"]) == (b"k", "s", [("h", b"v")])
+    for file in await asyncio.to_thread(lake.files):
+        assert not any("isSigned=false" in str(kind) for kind in types(file))
+    with pytest.raises(InvalidSettingsError, match="has files of its own"):
+        async with LogTable.open(url, lake.target(), copy=True) as table:
+            await table.release(2)
+
+
+async def test_a_table_of_fragments_does_not_become_one_of_copies(
+    url: str, lake: Lakehouse
+) -> None:
+    await fill(url, b"a")
+    async with LogTable.open(url, lake.target()) as table:
+        await table.step()
+    with pytest.raises(InvalidSettingsError, match="give it a table of its own"):
+        await copy(url, lake, copy=True, columns=None)
+    assert len(await asyncio.to_thread(lake.rows)) == 1
+
+
+async def test_typed_columns_may_follow_to_a_table_of_copies(url: str, lake: Lakehouse) -> None:
+    await fill(url, b'{"id": 1}')
+    await copy(url, lake, copy=True, columns=None)
+    await fill(url, b'{"id": 2}')
+    await copy(url, lake, columns=["id:long"])
+    rows = sorted(await asyncio.to_thread(lake.rows), key=lambda row: row["offset"])
+    assert [row["id"] for row in rows] == [None, 2]
+    with pytest.raises(InvalidSettingsError, match="has the typed column id"):
+        await copy(url, lake, copy=True, columns=None)
+
+
+def types(file: Path) -> list[Any]:
+    """Return the logical types of the columns of a Parquet file."""
+    schema = pq.ParquetFile(file).schema
+    return [schema.column(at).logical_type for at in range(len(schema))]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from walstore.core.runtime.extras import needs_extra
+from walstore.core.validation.arguments import as_texts
+from walstore.errors import InvalidSettingsError
 
 with needs_extra("cloud", "Arrow"):
     import pyarrow as pa
@@ -27,6 +29,18 @@ SCHEMA: Final = pa.schema(
     ]
 )
 """Columns of :meth:`walstore.Batch.to_arrow`; ``timestamp_us`` counts from 1970 UTC."""
+
+ROWS: Final = pa.schema(
+    [
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+        pa.field("value", pa.binary()),
+        pa.field("key", pa.binary()),
+        pa.field("stream", pa.string()),
+        pa.field("headers", HEADERS_TYPE),
+    ]
+)
+"""Columns of records for other engines, with the names of Spark's source and types that every engine has."""
 
 
 def of_columns(
@@ -110,3 +124,58 @@ def concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def empty() -> pa.RecordBatch:
     """Return a batch of :data:`SCHEMA` without rows."""
     return pa.RecordBatch.from_pylist([], schema=SCHEMA)
+
+
+def check_columns(columns: Iterable[str] | None) -> tuple[str, ...]:
+    """Return names of :data:`ROWS` as given, all for None.
+
+    TypeError for one text; InvalidSettingsError for no name, one that is given twice, and one that is not
+    there.
+    """
+    if columns is None:
+        return tuple(ROWS.names)
+    names = as_texts(columns, "columns")
+    for name in names:
+        if name not in ROWS.names:
+            raise InvalidSettingsError(
+                f"a log's columns are {', '.join(ROWS.names)}, not {name[:80]!r}"
+            )
+    if not names or len(set(names)) != len(names):
+        raise InvalidSettingsError("give one or more columns, each once")
+    return names
+
+
+def schema_of(names: Sequence[str]) -> pa.Schema:
+    """Return the columns ``names`` of :data:`ROWS`, in this order."""
+    return pa.schema([ROWS.field(name) for name in names])
+
+
+def rows_of(records: pa.RecordBatch, names: Sequence[str] = ROWS.names) -> pa.RecordBatch:
+    """Return records that have the columns :data:`SCHEMA` in columns of :data:`ROWS`, sharing the bytes.
+
+    InvalidSettingsError if an offset or a time does not fit a signed number, as it may be in a log of wal3.
+    """
+    columns = [_row_column(records, name) for name in names]
+    return pa.RecordBatch.from_arrays(columns, schema=schema_of(names))
+
+
+def table_of(batches: list[pa.RecordBatch], names: Sequence[str]) -> pa.Table:
+    """Return batches of :func:`rows_of` as a table; none are a table without rows."""
+    return pa.Table.from_batches(batches, schema=schema_of(names))
+
+
+def stream_of(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatchReader:
+    """Return batches in the columns of :data:`ROWS` as a stream, which takes each when it is wanted."""
+    return pa.RecordBatchReader.from_batches(ROWS, batches)
+
+
+def _row_column(records: pa.RecordBatch, name: str) -> pa.Array:
+    if name not in {"offset", "timestamp"}:
+        return records.column(name)
+    try:
+        found = records.column("offset" if name == "offset" else "timestamp_us").cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise InvalidSettingsError(
+            f"the column {name!r} has a number above 2**63 - 1, which signed columns cannot have"
+        ) from error
+    return found.view(ROWS.field(name).type)

@@ -80,8 +80,19 @@ class Batch(ABC):
     def to_arrow(self) -> pa.RecordBatch:
         """Return a pyarrow RecordBatch (schema: :data:`walstore.core.batches.arrow.SCHEMA`).
 
-        The values' bytes are shared, not copied. Needs the extra ``cloud`` or ``spark``.
+        The values' bytes are shared, not copied. Needs the extra ``cloud`` or ``spark``. Offsets and times
+        are unsigned, as they are stored; ``pyarrow.table(batch)`` has the columns for other engines.
         """
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Export the records to whatever takes Arrow's C stream, as ``pyarrow.table``, Polars and DuckDB do.
+
+        The columns are those of ``walstore.arrow.SCHEMA``: the names that Spark has, and signed types. Needs
+        the extra ``cloud`` or ``spark``.
+        """
+        from walstore.core.batches.arrow import rows_of
+
+        return rows_of(self.to_arrow()).__arrow_c_stream__(requested_schema)
 
     def first(self, most_bytes: int) -> Batch:
         """Return the first records that have up to ``most_bytes`` together, and one in any case.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from walstore.core.batches.batch import Batch, SelectedBatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_SMALL_ROWS: Final = 64
+"""Below this many rows each, Python lists cost less than concatenating Arrow arrays."""
 
 
 def spanning(batch: Batch, start: int, limit: int) -> Batch:
@@ -175,6 +178,10 @@ class ConcatBatch(Batch):
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return one RecordBatch; the parts are copied together."""
-        from walstore.core.batches.arrow import concat
+        from walstore.core.batches.arrow import concat, of_columns
 
-        return concat([part.to_arrow() for part in self._parts])
+        if len(self) >= _SMALL_ROWS * len(self._parts):
+            return concat([part.to_arrow() for part in self._parts])
+        return of_columns(
+            self.offsets, self.timestamps_us, self.values, self.keys, self.streams, self.headers
+        )

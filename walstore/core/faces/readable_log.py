@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from walstore.core.batches.batch import Batch
 from walstore.core.format.ledger import StreamInfo
@@ -14,6 +15,9 @@ from walstore.core.runtime.owned import Owned
 from walstore.core.validation.arguments import as_bool, as_int, as_moment_us
 from walstore.errors import InvalidSettingsError
 from walstore.records import Start
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class ReadableLog(Owned):
@@ -86,6 +90,37 @@ class ReadableLog(Owned):
         Raises OffsetTrimmedError, OffsetNotWrittenError, and as a reader does.
         """
         return await self._find_timestamp(as_int(offset, "offset"))
+
+    async def to_arrow(
+        self,
+        columns: Iterable[str] | None = None,
+        *,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        stop: int | None = None,
+        stream: str | None = None,
+    ) -> pa.Table:
+        """Return the records that are there as a ``pyarrow.Table``, all of them in memory.
+
+        :meth:`walstore.Reader.arrow_batches` takes a bounded amount of memory. What is appended during the
+        call may be there, too; ``stop=log.limit`` leaves it out. Raises as reading does.
+
+        Args:
+            columns: Which columns of ``walstore.arrow.SCHEMA``, in this order; None for all: ``offset``
+                (int64), ``timestamp`` (microseconds, UTC), ``value`` and ``key`` (binary), ``stream``
+                (string) and ``headers`` (map of string to binary; null for a record without any).
+            start: Where it begins, as of :meth:`reader`.
+            stop: Offset before which it ends; None for the end of the log.
+            stream: The stream whose records are returned; None for all records.
+
+        Raises:
+            InvalidSettingsError: There is no such column.
+            MissingExtraError: pyarrow is not installed; the extra ``cloud`` has it.
+        """
+        from walstore.core.batches.arrow import check_columns, table_of
+
+        names = check_columns(columns)
+        reader = self._read(start, stop, stream, follow=False)
+        return table_of([batch async for batch in reader.arrow_batches(names)], names)
 
     async def streams(self) -> dict[str, StreamInfo]:
         """Return every stream that was opened or appended to, by name, in the order of opening.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from operator import length_hint
 from threading import get_ident
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from walstore.core.batches.batch import Batch, iterate
 from walstore.core.batches.derived import ConcatBatch, EmptyBatch, covering, spanning
@@ -25,15 +25,24 @@ from walstore.core.read.read_source import (
 from walstore.core.runtime.old_names import renamed
 from walstore.core.runtime.owned import Owned, checks_itself
 from walstore.core.runtime.resource import abandon_in_children
-from walstore.core.validation.arguments import as_int, as_seconds, as_text
+from walstore.core.validation.arguments import as_count, as_int, as_seconds, as_text
 from walstore.errors import OffsetTrimmedError, WalClosedError, WalError
 from walstore.records import Record, Start, to_timestamp_us
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_T = TypeVar("_T")
 
 MIB = 1 << 20
 _TURN_SECONDS = 0.002
 """After this much work on records that are not delivered, a reader yields to the event loop."""
 _TAKEN_APART_RECORDS = 4096
 """How many records of a batch are unpacked at once, which blocks the event loop."""
+_ARROW_RECORDS: Final = 128 * 1024
+"""Most records of one Arrow batch."""
+_AT_ONCE_RECORDS: Final = 256
+"""Up to so many records are made into Arrow at once; a thread would cost more."""
 _NO_RECORDS: Final[Iterator[Record]] = iter(())
 _NONE_LEFT: Final[tuple[Sequence[int], Iterator[object]]] = ((), iter(()))
 _NO_OFFSET = "offsets begin at 1; start at 'earliest' for the first record that is retained"
@@ -217,6 +226,42 @@ class Reader(Owned):
         A batch counts as delivered when it is yielded.
         """
         return _Batches(self._next_batch)
+
+    def arrow_batches(
+        self, columns: Iterable[str] | None = None, *, batch_bytes: int = 4 * MIB
+    ) -> AsyncIterator[pa.RecordBatch]:
+        """Iterate over the records as ``pyarrow.RecordBatch`` objects; ends, or waits, where the reader does.
+
+        Each has the records that are there, up to ``batch_bytes`` of stored batches and 128 Ki records, and
+        is made on a thread. A stored batch is not divided by its bytes, so one may have as many more as one
+        commit has. A batch counts as delivered when it is yielded; one that was not is read again.
+
+        Args:
+            columns: Which columns of ``walstore.arrow.SCHEMA``, in this order; None for all.
+            batch_bytes: 1 or more; 4 MiB by default.
+
+        Raises:
+            InvalidSettingsError: There is no such column; at once.
+            MissingExtraError: pyarrow is not installed; the extra ``cloud`` has it. At once.
+        """
+        from walstore.core.batches.arrow import check_columns, rows_of
+
+        names = check_columns(columns)
+        most_bytes = as_count(batch_bytes, "batch_bytes")
+
+        async def next_batch() -> pa.RecordBatch | None:
+            batch = await self.fetch(max_records=_ARROW_RECORDS, max_bytes=most_bytes)
+            if not len(batch):
+                return None
+            if len(batch) <= _AT_ONCE_RECORDS:
+                return rows_of(batch.to_arrow(), names)
+            try:
+                return await asyncio.to_thread(lambda: rows_of(batch.to_arrow(), names))
+            except BaseException:
+                self.seek(batch.start)  # it was not delivered
+                raise
+
+        return _Batches(next_batch)
 
     @renamed(max_wait="max_wait_seconds")
     async def fetch(
@@ -553,16 +598,13 @@ def _seconds_left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
 
 
-class _Batches:
+class _Batches(AsyncIterator[_T]):
     """Iterates over a reader's batches. Not a generator, so that abandoning it leaves nothing behind."""
 
-    def __init__(self, next_batch: Callable[[], Awaitable[Batch | None]]) -> None:
+    def __init__(self, next_batch: Callable[[], Awaitable[_T | None]]) -> None:
         self._next_batch = next_batch
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Batch:
+    async def __anext__(self) -> _T:
         batch = await self._next_batch()
         if batch is None:
             raise StopAsyncIteration

@@ -31,6 +31,12 @@ NEEDS = [
         "cloud",
     ),
     ("pyarrow", "import walstore.core.batches.arrow", "cloud"),
+    ("pyarrow", "import walstore.arrow", "cloud"),
+    (
+        "pyarrow",
+        "import tempfile, walstore.sync as s\nwith s.open(tempfile.mkdtemp()) as l: l.to_arrow()",
+        "cloud",
+    ),
     ("typer", "import walstore.cli", "cli"),
     ("rich", "from walstore.cli.app import run", "cli"),
     ("pyspark", "import walstore.spark as s; s.local_session()", "spark"),
