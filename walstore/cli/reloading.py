@@ -38,10 +38,8 @@ async def reloading(
             task.cancel()
         for task in tasks:
             await wait_ended(task)
-        # The default ends the process, which is stopping already: the signal is ignored from here on.
         with suppress(RuntimeError, ValueError):
             loop.remove_signal_handler(signal.SIGHUP)
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 async def _reload(

@@ -39,11 +39,11 @@ class AuditTrail:
             self._tokens.add(token)
             self._say("connect", token, DONE, facts)
 
-    def refused(self, why: str) -> None:
-        """Say that a client was refused, once for each reason."""
+    def refused(self, why: str, token: str | None = None) -> None:
+        """Say that a client was refused, once for each reason; ``token`` if it had a valid one."""
         if why not in self._refused:
             self._refused.add(why)
-            self._say("connect", None, REFUSED, {"error": why})
+            self._say("connect", token, REFUSED, {"error": why})
 
     def acted(self, action: str, token: str | None, outcome: str, **facts: Any) -> None:
         """Say that something was done, or was refused or failed."""

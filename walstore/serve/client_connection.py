@@ -525,7 +525,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             welcome = await self._welcome(message)
         except WalError as error:
-            self._trail.refused(type(error).__name__)
+            self._trail.refused(type(error).__name__, self._token)
             raise
         self._trail.connected(self._token, log=self._log)
         return welcome
