@@ -298,7 +298,7 @@ class LogSuspendedError(WalError):
 
 
 class AccessDeniedError(WalError):
-    """A server refused this client's token, or what it does not allow, or only reads the log; nothing was done."""
+    """A server refused this client's token or request, or only reads the log; nothing was done."""
 
 
 class CollectionRefusedError(WalError):
