@@ -376,6 +376,23 @@ async def test_sighup_reads_tokens_and_certificate_again(tmp_path: Path) -> None
             await remote.append(b"1")
 
 
+@pytest.mark.slow
+async def test_audit_lines_have_fields_as_json(tmp_path: Path) -> None:
+    arguments = (tmp_path / "l", "--log-format", "json")
+    with serving(*arguments, stderr=subprocess.PIPE, WALSTORE_TOKEN="t") as (process, said):
+        async with connect(said["addresses"][0], token="t") as remote:
+            await remote.append(b"1")
+            await remote.trim(1)
+        begun, trimmed, ended = (json.loads(next_line(process, "walstore.audit")) for _ in range(3))
+    who = {"logger": "walstore.audit", "token": "WALSTORE_TOKEN", "peer": "unix", "tls": False}
+    for line, more in (
+        (begun, {"action": "connect", "log": "l"}),
+        (trimmed, {"action": "trim", "log": "l", "before": 1, "outcome": "done"}),
+        (ended, {"action": "disconnect", "appended": {"l": 1}}),
+    ):
+        assert {**line, **who, **more} == line
+
+
 def test_tokens_come_from_one_place(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
