@@ -75,6 +75,7 @@ def test_the_unit_starts_a_server(tmp_path: Path) -> None:
     stop = int(re.findall(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE)[0])
     assert stop > found["serve.drain_seconds"]["value"]
     assert "Type=notify" in UNIT
+    assert re.findall(r"^ExecReload=(.*)$", UNIT, re.MULTILINE) == ["/bin/kill -HUP $MAINPID"]
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is missing")

@@ -73,7 +73,8 @@ PAGES = [
         {
             "walstore": "connect RemoteWal connect_readonly RemoteReadonlyWal list_logs ServedLog "
             "Replication",
-            "walstore.serve": "Server ServeSettings ReplicaNode ClusterMember",
+            "walstore.serve": "Server ServeSettings AccessTokens AccessToken AccessScope ReplicaNode "
+            "ClusterMember",
             "walstore.topology.key_values": "KeyValues",
             "walstore.topology.etcd": "EtcdKeyValues",
             "walstore.topology.memory": "MemoryKeyValues",

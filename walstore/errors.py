@@ -298,7 +298,7 @@ class LogSuspendedError(WalError):
 
 
 class AccessDeniedError(WalError):
-    """A server refused this client's token, has none for it, or only reads the log; nothing was done."""
+    """A server refused this client's token or request, or only reads the log; nothing was done."""
 
 
 class CollectionRefusedError(WalError):

@@ -68,6 +68,7 @@ class _JsonMessages(_Handler):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **getattr(record, "fields", {}),
         }
         if record.exc_info:
             message["exception"] = logging.Formatter().formatException(record.exc_info)

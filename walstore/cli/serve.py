@@ -25,9 +25,12 @@ from walstore.cli.serving import (
 from walstore.cluster.joining import check_host
 from walstore.core.files.locks import COPIES_NAME, STORE_NAME
 from walstore.core.runtime.memory import collect_rarely, return_large_blocks
-from walstore.core.validation.arguments import as_token
+from walstore.errors import AccessDeniedError
 from walstore.http.access import check_hosts
+from walstore.net.wire.access_scope import ADMIN
 from walstore.net.wire.address import check_socket_path, is_loopback, parse_address, parse_listen
+from walstore.serve import AccessTokens
+from walstore.serve.server_certificate import ServerCertificate
 from walstore.topology.session import LEASE_SECONDS
 
 SERVE_EXAMPLES = """\
@@ -136,6 +139,13 @@ def serve(
     ] = None,
     tls_cert: Annotated[Path | None, option("--tls-cert FILE", "Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, option("--tls-key FILE", "Its private key, PEM.")] = None,
+    token_file: Annotated[
+        Path | None,
+        option(
+            "--token-file FILE",
+            "Tokens with scopes and logs, TOML, in place of WALSTORE_TOKEN; see docs/serving.md.",
+        ),
+    ] = None,
     behind_proxy: Annotated[
         bool,
         option(
@@ -179,7 +189,8 @@ def serve(
     Creates a missing log. Programs use it through walstore.connect(ADDRESS), like a log of
     their own; the server writes its addresses to stdout when it is ready. A signal stops it: requests in
     progress finish, the log is closed, and the exit code is 0. Clients wait for the next server at the same
-    address. The environment variable WALSTORE_TOKEN sets a token that clients must present.
+    address. The environment variable WALSTORE_TOKEN sets a token that clients must present; --token-file
+    names several. SIGHUP reads that file and the certificate again.
     """
     directory = to_directory(path, "serve")
     send_logs_to_stderr(log_level, log_format)
@@ -215,22 +226,18 @@ def serve(
     if show_config:
         _show(chosen, unused, as_json=as_json)
         return
-    shared: dict[str, Any] = {
-        "tls": _context(tls_cert, tls_key),
-        "token": os.environ.get(TOKEN_VARIABLE) or None,
-    }
-    if shared["token"] is not None:
-        as_token(shared["token"])
-        if allow_hosts:
-            raise UsageError(
-                "--allow-host is for servers without a token: with one, any host will do"
-            )
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    tokens = _tokens(token_file, token, is_member=cluster is not None, has_replicas=bool(replicas))
+    if tokens is not None and allow_hosts:
+        raise UsageError("--allow-host is for servers without a token: with one, any host will do")
+    certificate = None if tls_cert is None else ServerCertificate(tls_cert, tls_key)
+    tls = None if certificate is None else certificate.context
     _check_listens(
         {"--tcp": tcp, "--http": http},
-        has_token=shared["token"] is not None,
-        is_hidden=shared["tls"] is not None or behind_proxy,
+        has_token=tokens is not None,
+        is_hidden=tls is not None or behind_proxy,
     )
-    shared["behind_proxy"] = behind_proxy
+    shared: dict[str, Any] = {"tls": tls, "tokens": tokens, "behind_proxy": behind_proxy}
     check_hosts(allow_hosts or ())
     if metrics is not None:
         parse_listen(metrics)
@@ -264,10 +271,12 @@ def serve(
         shown,
         chosen,
         as_json,
+        tokens if token_file is not None else None,
+        certificate,
     )
     if cluster is not None:
-        options = {"zone": zone, "lease_seconds": lease_seconds, "token": shared["token"]}
-        options["tls"] = None if shared["tls"] is None else ssl.create_default_context()
+        options = {"zone": zone, "lease_seconds": lease_seconds, "token": token}
+        options["tls"] = None if tls is None else ssl.create_default_context()
         run_async(serve_cluster(serving, cluster, advertise, options))
     elif replicate:
         run_async(serve_copies(serving))
@@ -276,7 +285,7 @@ def serve(
             serve_logs(
                 serving,
                 None if tier is None else to_url(tier, "--tier"),
-                replication=replication_to(replicas, shared["token"], shared["tls"]),
+                replication=replication_to(replicas, token, tls),
                 is_store=is_store,
                 take_over=take_over,
             )
@@ -379,7 +388,7 @@ def _check_listens(given: dict[str, str | None], *, has_token: bool, is_hidden: 
     for name, listen in given.items():
         if listen is None or is_loopback(parse_listen(listen)[0]) or (has_token and is_hidden):
             continue
-        needed = [] if has_token else [f"a token in {TOKEN_VARIABLE}"]
+        needed = [] if has_token else [f"a token in {TOKEN_VARIABLE} or --token-file"]
         needed += (
             [] if is_hidden else ["--tls-cert and --tls-key, or --behind-proxy where one ends TLS"]
         )
@@ -389,12 +398,26 @@ def _check_listens(given: dict[str, str | None], *, has_token: bool, is_hidden: 
         )
 
 
-def _context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    if certificate is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(certificate, key)
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"cannot use {certificate} with {key}: {error}") from None
-    return context
+def _tokens(
+    path: Path | None, token: str | None, *, is_member: bool, has_replicas: bool
+) -> AccessTokens | None:
+    """Return the tokens of a file, or the one of the environment; None without any. Blocking.
+
+    UsageError for both, unless the one of the environment is that of this machine at others.
+    """
+    if path is None:
+        return None if token is None else AccessTokens.single(token, name=TOKEN_VARIABLE)
+    if token is not None and not (is_member or has_replicas):
+        raise UsageError(
+            f"--token-file and {TOKEN_VARIABLE} exclude each other: put that token into {path}, or unset it"
+        )
+    tokens = AccessTokens.read(path)
+    if is_member:
+        try:
+            tokens.admit(token).check_all_logs(ADMIN)
+        except AccessDeniedError:
+            raise UsageError(
+                f"--cluster with --token-file needs the token of this machine in {TOKEN_VARIABLE}: "
+                f"one of {path} with the scope admin, for all logs"
+            ) from None
+    return tokens

@@ -19,6 +19,7 @@ from walstore.cli.cluster import open_keys
 from walstore.cli.configuration import Configuration
 from walstore.cli.location import open_collection
 from walstore.cli.notify import notify
+from walstore.cli.reloading import reloading
 from walstore.cli.report import Report
 from walstore.cli.running import stop_on_signal
 from walstore.cluster.member import ClusterMember
@@ -30,8 +31,9 @@ from walstore.http.member_logs import MemberLogs
 from walstore.http.metrics_server import serve_metrics
 from walstore.metrics import PrometheusMetrics
 from walstore.net.wire.address import is_loopback, parse_address, parse_listen
-from walstore.serve import Server
+from walstore.serve import AccessTokens, Server
 from walstore.serve.listening import Listening
+from walstore.serve.server_certificate import ServerCertificate
 from walstore.store.log_catalog import LogCatalog, catalog_of
 
 logger = logging.getLogger("walstore.serve")
@@ -51,12 +53,16 @@ class Serving(NamedTuple):
     """URLs of the collections that the page shows."""
     chosen: Configuration
     as_json: bool
+    tokens: AccessTokens | None = None
+    """Those that were read from a file, which SIGHUP reads again."""
+    certificate: ServerCertificate | None = None
 
     async def prepare(self, stack: AsyncExitStack) -> Serving:
         """Open all that needs no log, so that what cannot be served makes none; return what to serve.
 
         In a directory that is there the log comes before the sockets: if it is locked, its owner is named.
         """
+        await stack.enter_async_context(reloading(self.tokens, self.certificate))
         web = self.web
         if self.has_figures:
             await asyncio.to_thread(import_server)

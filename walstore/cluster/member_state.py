@@ -65,6 +65,7 @@ class MemberState:
         self.lease_seconds = lease_seconds
         """As given to :meth:`open`."""
         self.tls: ssl.SSLContext | None = replication["tls"]
+        self.token: str | None = replication["token"]
         """Trust for other machines."""
         self.replace_seconds = replace_seconds
         """As given to :meth:`open`."""

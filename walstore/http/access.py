@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import hmac
 import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from walstore.errors import InvalidSettingsError
+from walstore.errors import AccessDeniedError, InvalidSettingsError
 from walstore.http.protocol import PREFIX, TICKET, RefusedError
-from walstore.http.tickets import Tickets
+from walstore.http.requester import set_principal
+from walstore.http.tickets import Ticket, Tickets
+from walstore.net.wire.access_scope import Needs
 from walstore.net.wire.address import is_loopback
+from walstore.serve.access_tokens import REFUSED, AccessTokens, Principal
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -43,7 +45,7 @@ class Access:
 
     def __init__(
         self,
-        token: str | None,
+        tokens: AccessTokens | None,
         allow_origins: Sequence[str],
         tickets: Tickets,
         *,
@@ -54,7 +56,7 @@ class Access:
 
         ``allow_hosts`` are names by which requests may reach it then, beside those of this machine.
         """
-        self._token = token
+        self._tokens = tokens
         self._origins = frozenset(allow_origins)
         self._tickets = tickets
         self._hosts = frozenset(map(_host_of, allow_hosts))
@@ -63,16 +65,23 @@ class Access:
     @property
     def needs_token(self) -> bool:
         """Whether requests need a token."""
-        return self._token is not None
+        return self._tokens is not None
 
-    def check(self, request: web.Request) -> None:
-        """RefusedError for a request that may not be made."""
+    def begin(self) -> None:
+        """Forget whose the last request of this connection was."""
+        set_principal(None)
+
+    def check(self, request: web.Request, needs: Needs, log: str | None) -> None:
+        """Let a request in that needs some scopes, of a log; ``current_principal()`` returns whose it is.
+
+        RefusedError for one that may not be made, AccessDeniedError if its token does not allow it.
+        """
         if request.method == "OPTIONS":
             return  # browsers ask without a token
-        if not (self._has_token(request) or self._has_ticket(request)):
-            is_given = "Authorization" in request.headers or TICKET in request.query
-            why = "the token is not that of this server" if is_given else "a token is needed"
-            raise RefusedError(401, f"{why}; send Authorization: Bearer TOKEN", _CHALLENGE)
+        principal = None if self._tokens is None else self._admit(request, self._tokens)
+        set_principal(principal)
+        if principal is not None:
+            principal.check(needs, log)
         if self._is_local and not _is_this_machine(request.host):
             host = _host_of(request.host)
             if host not in self._hosts:
@@ -86,10 +95,6 @@ class Access:
             and urlsplit(origin).netloc != request.host
         ):
             raise RefusedError(403, "pages of that origin are not allowed to change streams")
-
-    def authorization(self) -> dict[str, str]:
-        """Return what lets a request that was let in here into the other machines of a cluster, too."""
-        return {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
 
     def headers(self, request: web.BaseRequest) -> dict[str, str]:
         """Return what an answer tells a browser about pages of other origins."""
@@ -108,20 +113,28 @@ class Access:
                 headers["Access-Control-Max-Age"] = "600"
         return headers
 
-    def _has_token(self, request: web.Request) -> bool:
-        if self._token is None:
-            return True
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        return hmac.compare_digest(
-            given.strip(" ").encode(errors="surrogateescape"), self._token.encode()
-        ) and (scheme.lower() == "bearer")
+    def _admit(self, request: web.Request, tokens: AccessTokens) -> Principal:
+        """Return whose request it is, by its token or else by its ticket; RefusedError with 401."""
+        header, why = request.headers.get("Authorization"), "a token is needed"
+        scheme, _, given = (header or "").partition(" ")
+        if header is not None or TICKET in request.query:
+            why = "the token is not that of this server"
+        if scheme.lower() == "bearer":
+            try:
+                return tokens.admit(given.strip(" "))
+            except AccessDeniedError as error:
+                why = why if str(error) == REFUSED else str(error)
+        ticket = self._ticket(request)
+        if ticket is None or ticket.principal is None:
+            raise RefusedError(401, f"{why}; send Authorization: Bearer TOKEN", _CHALLENGE)
+        return ticket.principal
 
-    def _has_ticket(self, request: web.Request) -> bool:
-        """Return whether a request may read the stream that it asks for, as its address says."""
-        ticket, stream = request.query.get(TICKET), request.match_info.get("log")
-        if ticket is None or stream is None or not request.path.startswith(PREFIX):
-            return False
-        return request.method in {"GET", "HEAD"} and self._tickets.admits(ticket, stream)
+    def _ticket(self, request: web.Request) -> Ticket | None:
+        """Return the ticket of a request that reads the stream that it asks for, as its address says."""
+        text, stream = request.query.get(TICKET), request.match_info.get("log")
+        if text is None or stream is None or not request.path.startswith(PREFIX):
+            return None
+        return self._tickets.find(text, stream) if request.method in {"GET", "HEAD"} else None
 
     def _is_allowed(self, origin: str) -> bool:
         return "*" in self._origins or origin in self._origins

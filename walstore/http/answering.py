@@ -13,6 +13,7 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from walstore.errors import (
+    AccessDeniedError,
     DiskFullError,
     InvalidSettingsError,
     LimitExceededError,
@@ -26,9 +27,19 @@ from walstore.errors import (
     WalError,
 )
 from walstore.http.json_answer import json_answer
-from walstore.http.looking import PAGES
-from walstore.http.protocol import CONTENT_POLICY, RefusedError, check_once, check_path
+from walstore.http.protocol import (
+    CLOSED,
+    CONTENT_POLICY,
+    PREFIX,
+    RefusedError,
+    check_once,
+    check_path,
+    is_true,
+)
+from walstore.http.requester import current_principal
+from walstore.http.routes import log_of, needs_of
 from walstore.http.server_log import ServerLog, said_by
+from walstore.serve.audit_trail import DONE, REFUSED, AuditTrail
 
 if TYPE_CHECKING:
     from walstore.http.access import Access
@@ -47,7 +58,6 @@ _EVERYWHERE: Final = {
     "Referrer-Policy": "no-referrer",
 }
 _METHODS: Final = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"})
-_OPEN_PATHS: Final = frozenset({"/health", "/ready"} | PAGES.keys())
 _STATUS: Final[Sequence[tuple[type[Exception], int]]] = (
     (OffsetTrimmedError, 410),
     (OffsetError, 400),
@@ -55,6 +65,7 @@ _STATUS: Final[Sequence[tuple[type[Exception], int]]] = (
     (LimitExceededError, 413),
     (DiskFullError, 507),
     (OutcomeUnknownError, 500),
+    (AccessDeniedError, 403),
     (InvalidSettingsError, 400),
     (LogSuspendedError, 409),  # not 503, which clients repeat until an operator resumes it
     (WalClosedError, 503),
@@ -123,7 +134,9 @@ class Answering:
         """Let a request in or refuse it, and say what became of it."""
         assert self.connections is not None
         transport = request.transport
+        trail = self.connections.trail(transport)
         self.connections.begin(transport)
+        self._access.begin()
         self.requests += 1
         status = 499  # the client went away
         try:
@@ -136,6 +149,8 @@ class Answering:
             self.answered[method, str(status)] += 1
             if method in {"PUT", "POST"} and status < 300:
                 self._is_full = False
+            if trail is not None:
+                self._audit(trail, request, status)
         return answer
 
     async def _try(
@@ -168,6 +183,28 @@ class Answering:
             logger.warning("a request over HTTP failed: %s", error)
         self._is_full |= is_full
 
+    def _audit(self, trail: AuditTrail, request: web.Request, status: int) -> None:
+        """Say what became of a request that makes, closes or removes a log, or whose client is unknown."""
+        if needs_of(request) is None:
+            return
+        if status == 401:
+            trail.refused("AccessDeniedError")
+        if self._access.needs_token and current_principal() is None:
+            return
+        trail.connected(_token())
+        log = log_of(request)
+        if log is None or not request.path.startswith(PREFIX):
+            return
+        if request.method == "POST" and status < 300:
+            trail.appended(log, 1)
+        outcome = DONE if status < 300 else REFUSED if status == 403 else f"failed: {status}"
+        if request.method == "DELETE":
+            trail.acted("delete_log", _token(), outcome, log=log)
+        elif request.method == "PUT" and status != 200:  # else it was there
+            trail.acted("create_log", _token(), outcome, log=log)
+        if request.method in {"PUT", "POST"} and is_true(request.headers.get(CLOSED)):
+            trail.acted("close_log", _token(), outcome, log=log)
+
     def _check(self, request: web.Request) -> None:
         """Refuse a request that may not be made, or not now."""
         check_path(request.raw_path)
@@ -176,8 +213,12 @@ class Answering:
         if coding is not None and coding.lower() != "chunked":
             text = f"the transfer encoding must be chunked, not {coding[:100]!r}; nothing was read"
             raise RefusedError(501, text, {"Connection": "close"})
-        if request.path not in _OPEN_PATHS:
-            self._access.check(request)
+        needs = needs_of(request)
+        if needs is not None:
+            self._access.check(request, needs, log_of(request))
+            assert self.connections is not None
+            if (trail := self.connections.trail(request.transport)) is not None:
+                trail.connected(_token())
             if self.is_stopping:
                 raise RefusedError(503, "the server is stopping", {"Retry-After": "1"})
             if self.requests > self._settings.connections:
@@ -224,6 +265,11 @@ class _Protocol(web.RequestHandler):
         answer.force_close()
         self._add_headers(request, answer)
         return answer
+
+
+def _token() -> str | None:
+    principal = current_principal()
+    return None if principal is None else principal.name
 
 
 def cut_off(request: web.Request) -> NoReturn:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from walstore.core.ports import Clock
+from walstore.serve.audit_trail import AuditTrail
 from walstore.serve.outgoing import limit_ahead
 
 _SWEEP_SECONDS: Final = 1.0
@@ -37,6 +38,11 @@ class Connections:
         guard = None if transport is None else self._open.get(transport)
         if guard is not None:
             guard.requests += 1
+
+    def trail(self, transport: asyncio.BaseTransport | None) -> AuditTrail | None:
+        """Return the audit lines of a connection; None if it is lost."""
+        guard = None if transport is None else self._open.get(transport)
+        return None if guard is None else guard.trail
 
     def end(self, transport: asyncio.BaseTransport | None) -> None:
         """Note that the answer is given: the connection may wait for its next request."""
@@ -83,9 +89,11 @@ class _Guard(asyncio.Protocol):
         self._inner = inner
         self._transport: Any = None
         self._is_in = False
+        self.trail = AuditTrail(None, "http")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        self.trail = AuditTrail(transport, "http")
         self._is_in = self._owner.joined(self, transport)
         if self._is_in:
             limit_ahead(transport)
@@ -96,6 +104,7 @@ class _Guard(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._is_in:
             self._owner.left(self._transport)
+            self.trail.ended()
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

@@ -30,8 +30,11 @@ from walstore.http.protocol import (
     is_true,
     parse_offset,
 )
+from walstore.http.requester import current_principal
+from walstore.http.routes import add_route
 from walstore.http.stream import Appended, Stream, StreamChunk, StreamConfig
 from walstore.http.streams import Streams
+from walstore.net.wire.access_scope import ADMIN, APPEND_ONLY, READ_ONLY
 
 if TYPE_CHECKING:
     from walstore.core.ports import Clock
@@ -70,11 +73,12 @@ class Handlers:
     def add_to(self, app: web.Application) -> None:
         """Add the routes of the protocol."""
         path = f"{protocol.PREFIX}{{log:{protocol.NAME_PATTERN}}}"
-        app.router.add_route("PUT", path, self._create, expect_handler=expected_later)
-        app.router.add_route("POST", path, self._append, expect_handler=expected_later)
-        app.router.add_route("GET", path, self._read)
-        app.router.add_route("HEAD", path, self._head)
-        app.router.add_route("DELETE", path, self._delete)
+        later = {"expect_handler": expected_later}
+        add_route(app, "PUT", path, self._create, APPEND_ONLY, **later)
+        add_route(app, "POST", path, self._append, APPEND_ONLY, **later)
+        add_route(app, "GET", path, self._read, READ_ONLY)
+        add_route(app, "HEAD", path, self._head, READ_ONLY)
+        add_route(app, "DELETE", path, self._delete, ADMIN)
 
     # -- changing ----------------------------------------------------------------------------
 
@@ -88,6 +92,8 @@ class Handlers:
             if not source.startswith(protocol.PREFIX):
                 raise RefusedError(404, "no such stream to fork")
             source = source.removeprefix(protocol.PREFIX)
+            if (who := current_principal()) is not None:
+                who.check(READ_ONLY, source)
         given = headers.get("Content-Type")
         content_type = "" if source is not None and given is None else protocol.media_type(given)
         expires_at = headers.get(protocol.EXPIRES_AT)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from walstore.http.json_answer import json_answer
+from walstore.http.routes import add_get
+from walstore.net.wire.access_scope import READ_ONLY
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -32,10 +34,10 @@ class Health:
 
     def add_to(self, app: web.Application) -> None:
         """Add the routes."""
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/ready", self._ready)
+        add_get(app, "/health", self._health, None)
+        add_get(app, "/ready", self._ready, None)
         if self._registry is not None:
-            app.router.add_get("/metrics", self._metrics)
+            add_get(app, "/metrics", self._metrics, READ_ONLY)
 
     async def _health(self, request: web.Request) -> web.Response:
         """The process answers."""

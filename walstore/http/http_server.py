@@ -19,7 +19,7 @@ from walstore.core.runtime.extras import needs_extra
 from walstore.core.runtime.metric import Metric, MetricKind, figure
 from walstore.core.runtime.resource import LoopGuard, MustClose, Opening, Unclosed, wait_closed
 from walstore.core.runtime.tasks import start_task
-from walstore.core.validation.arguments import as_texts, as_token
+from walstore.core.validation.arguments import as_texts
 from walstore.errors import InvalidSettingsError, WalError
 from walstore.http.access import Access, check_hosts
 from walstore.http.connections import Connections
@@ -31,6 +31,7 @@ from walstore.http.streams import Streams
 from walstore.http.tickets import Tickets
 from walstore.log.wal import Wal
 from walstore.net.wire.address import is_loopback
+from walstore.serve.access_tokens import AccessTokens, tokens_of
 from walstore.serve.fetching import Fetching
 from walstore.serve.listening import BACKLOG, Listening, check_listen
 from walstore.store.log_catalog import LogCatalog, catalog_of
@@ -65,6 +66,7 @@ class HttpServer(MustClose):
         cluster: ClusterMember | None = None,
         tls: ssl.SSLContext | None = None,
         token: str | None = None,
+        tokens: AccessTokens | None = None,
         behind_proxy: bool = False,
         allow_hosts: Sequence[str] = (),
         allow_origins: Sequence[str] = (),
@@ -79,9 +81,10 @@ class HttpServer(MustClose):
 
         Without ``tls`` and ``token`` only loopback addresses are allowed; with ``behind_proxy`` a ``token``
         is enough, where a proxy ends TLS and is the only one that reaches the place. A token is sent as
-        ``Authorization: Bearer TOKEN``. A server without one answers only requests whose header Host names
-        this machine or is one of ``allow_hosts``, as a proxy on this machine sends it. Pages of other origins
-        are refused unless ``allow_origins`` names theirs, such as ``https://app.example``, or is ``["*"]``.
+        ``Authorization: Bearer TOKEN``; ``tokens`` are several, each with scopes and logs. A server without
+        one answers only requests whose header Host names this machine or is one of ``allow_hosts``, as a
+        proxy on this machine sends it. Pages of other origins are refused unless ``allow_origins`` names
+        theirs, such as ``https://app.example``, or is ``["*"]``.
         ``registry``, one of prometheus_client, is shown at ``/metrics``; ``/health`` and ``/ready`` need no
         token. ``/`` is a page to look at the logs, and at ``collections`` by name
         (:class:`uploader.Collection`, which stay open). ``cluster`` serves all logs of the cluster that this
@@ -94,9 +97,10 @@ class HttpServer(MustClose):
         Raises InvalidSettingsError for a place that may not be served, StorageUnavailableError if another
         program is there, MissingExtraError if aiohttp is not installed.
         """
-        place = check_listen(listen, tls, token, behind_proxy=behind_proxy)
-        if token is not None and not as_token(token):
-            raise InvalidSettingsError("a token is never empty")
+        accepted = tokens_of(token, tokens)
+        place = check_listen(
+            listen, tls, has_tokens=accepted is not None, behind_proxy=behind_proxy
+        )
         allow_origins = as_texts(allow_origins, "allow_origins")
         allow_hosts = as_texts(allow_hosts, "allow_hosts")
         check_hosts(allow_hosts)
@@ -115,6 +119,7 @@ class HttpServer(MustClose):
                 served,
                 members,
                 token=token,
+                tokens=accepted,
                 allow_hosts=allow_hosts,
                 allow_origins=allow_origins,
                 registry=registry,
@@ -123,7 +128,7 @@ class HttpServer(MustClose):
                 beside=beside,
                 listening=listening or Listening(),
                 clock=clock,
-                is_local=is_loopback(place[0]) and not token,
+                is_local=is_loopback(place[0]) and accepted is None,
             )
             try:
                 await server._listen(place, tls)
@@ -140,6 +145,7 @@ class HttpServer(MustClose):
         members: MemberLogs | None,
         *,
         token: str | None,
+        tokens: AccessTokens | None,
         allow_hosts: Sequence[str],
         allow_origins: Sequence[str],
         registry: CollectorRegistry | None,
@@ -163,8 +169,9 @@ class HttpServer(MustClose):
         self._members = members
         self._clock = clock or SystemClock()
         self._tickets = Tickets(self._clock)
+        self._token = token
         self._access = Access(
-            token, allow_origins, self._tickets, allow_hosts=allow_hosts, is_local=is_local
+            tokens, allow_origins, self._tickets, allow_hosts=allow_hosts, is_local=is_local
         )
         self._registry = registry
         self._is_alone = beside is None
@@ -241,7 +248,7 @@ class HttpServer(MustClose):
             live = max(self.settings.event_seconds, self.settings.poll_seconds)
             self._proxy = Proxy(
                 cluster.member.tls,
-                authorization=self._access.authorization(),
+                token=self._token or cluster.member.token,
                 live_seconds=live,
             )
         self._answering = Answering(self._access, self.settings, cluster, self._proxy)

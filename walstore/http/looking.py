@@ -61,15 +61,18 @@ class Looking:
 
     # -- logs --------------------------------------------------------------------------------
 
-    async def logs(self) -> dict[str, Any]:
-        """Return all logs, with the limits of those that are open."""
-        opened, names = self._logs.opened(), await self._logs.logs()
+    async def logs(self, may_read: Callable[[str], bool] = lambda _: True) -> dict[str, Any]:
+        """Return the logs and collections that may be read, with the limits of those that are open."""
+        opened, names = self._logs.opened(), [*filter(may_read, await self._logs.logs())]
+        cluster = self._logs.cluster
+        if cluster is not None:
+            cluster["logs"] = [one for one in cluster["logs"] if may_read(one["name"])]
         found = [_brief(name, opened.get(name)) for name in names[:_MOST_NAMES]]
         return {
             "logs": found,
             "count": len(names),
-            "collections": sorted(self._collections),
-            "cluster": self._logs.cluster,
+            "collections": sorted(filter(may_read, self._collections)),
+            "cluster": cluster,
         }
 
     async def log(self, name: str) -> dict[str, Any]:

@@ -11,6 +11,9 @@ from aiohttp import web
 
 from walstore.http.looking import PAGES, Looking
 from walstore.http.protocol import CONTENT_POLICY, NAME_PATTERN
+from walstore.http.requester import may_read
+from walstore.http.routes import add_get
+from walstore.net.wire.access_scope import READ_ONLY
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -32,18 +35,20 @@ class Pages:
     def add_to(self, app: web.Application) -> None:
         """Add the routes of the page."""
         for path in PAGES:
-            app.router.add_get(path, self._page)
-        add = app.router.add_get
-        add("/v1/look", self._answer(lambda _: self._looking.logs()))
-        add(f"/v1/look/{_LOG}", self._answer(lambda request: self._looking.log(_name(request))))
-        add(
-            f"/v1/records/{_LOG}",
-            self._answer(lambda request: self._looking.records(_name(request), request.query)),
-        )
-        add(
-            f"/v1/collections/{{name:{NAME_PATTERN}}}",
-            self._answer(lambda request: self._looking.collection(request.match_info["name"])),
-        )
+            add_get(app, path, self._page, None)
+        for path, look in (
+            ("/v1/look", lambda _: self._looking.logs(may_read)),
+            (f"/v1/look/{_LOG}", lambda request: self._looking.log(_name(request))),
+            (
+                f"/v1/records/{_LOG}",
+                lambda request: self._looking.records(_name(request), request.query),
+            ),
+            (
+                f"/v1/collections/{{name:{NAME_PATTERN}}}",
+                lambda request: self._looking.collection(request.match_info["name"]),
+            ),
+        ):
+            add_get(app, path, self._answer(look), READ_ONLY)
 
     async def _page(self, request: web.Request) -> web.Response:
         body, kind = _CONTENT[request.path]

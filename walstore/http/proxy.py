@@ -57,14 +57,14 @@ class Proxy:
         self,
         trust: ssl.SSLContext | None,
         *,
-        authorization: Mapping[str, str] | None = None,
+        token: str | None = None,
         live_seconds: float = 0.0,
     ) -> None:
         """``trust``: for servers with TLS; the system's if None. Live answers may be silent so long.
 
-        ``authorization``: header that lets requests in there; a ticket is known to this server alone.
+        ``token``: lets requests in there that were let in here; a ticket is known to this server alone.
         """
-        self._authorization = dict(authorization or {})
+        self._authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=True if trust is None else trust, limit=0),
             timeout=aiohttp.ClientTimeout(

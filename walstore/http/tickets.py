@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from walstore.core.ports import Clock
 from walstore.http.protocol import NAME_PATTERN, RefusedError
+from walstore.http.requester import current_principal
+from walstore.net.wire.access_scope import READ_ONLY
+from walstore.serve.access_tokens import Principal
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -25,10 +28,14 @@ _NAME_BYTES: Final = 12
 _SECRET_BYTES: Final = 32
 
 
-class _Ticket(NamedTuple):
+class Ticket(NamedTuple):
+    """What lets a request in that has no token."""
+
     secret: bytes
     stream: str
     until: float
+    principal: Principal | None
+    """Who got it."""
 
 
 class Tickets:
@@ -37,20 +44,26 @@ class Tickets:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         # In the order in which they end.
-        self._given: dict[str, _Ticket] = {}
+        self._given: dict[str, Ticket] = {}
 
     def add_to(self, app: web.Application) -> None:
         """Add the route that gives them."""
-        app.router.add_post(f"{TICKET_PREFIX}{{stream:{NAME_PATTERN}}}", self._answer)
+        from walstore.http.routes import add_route
+
+        path = f"{TICKET_PREFIX}{{stream:{NAME_PATTERN}}}"
+        add_route(app, "POST", path, self._answer, READ_ONLY)
 
     async def _answer(self, request: web.Request) -> web.Response:
         from walstore.http.json_answer import json_answer
 
-        ticket = self.give(request.match_info["stream"])
+        ticket = self.give(request.match_info["stream"], current_principal())
         return json_answer({"ticket": ticket, "seconds": TICKET_SECONDS})
 
-    def give(self, stream: str) -> str:
-        """Return a new ticket that reads ``stream``. RefusedError with 503 if there are too many."""
+    def give(self, stream: str, principal: Principal | None = None) -> str:
+        """Return a new ticket that reads ``stream``, as long as ``principal`` may.
+
+        RefusedError with 503 if there are too many.
+        """
         now = self._clock.monotonic()
         while self._given and next(iter(self._given.values())).until <= now:
             del self._given[next(iter(self._given))]
@@ -58,18 +71,15 @@ class Tickets:
             raise RefusedError(503, "too many tickets at a time", {"Retry-After": "1"})
         name = secrets.token_urlsafe(_NAME_BYTES)
         secret = secrets.token_urlsafe(_SECRET_BYTES)
-        self._given[name] = _Ticket(secret.encode(), stream, now + TICKET_SECONDS)
+        self._given[name] = Ticket(secret.encode(), stream, now + TICKET_SECONDS, principal)
         return f"{name}.{secret}"
 
-    def admits(self, text: str, stream: str) -> bool:
-        """Return whether a text is a ticket that reads ``stream`` now."""
+    def find(self, text: str, stream: str) -> Ticket | None:
+        """Return the ticket that a text is, if it reads ``stream`` now."""
         name, _, secret = text.partition(".")
         ticket = self._given.get(name)  # a name is no secret
         expected = b"" if ticket is None else ticket.secret
         is_same = hmac.compare_digest(secret.encode(errors="replace"), expected)
-        return (
-            ticket is not None
-            and is_same
-            and ticket.stream == stream
-            and ticket.until > self._clock.monotonic()
-        )
+        if ticket is None or not is_same or ticket.stream != stream:
+            return None
+        return ticket if ticket.until > self._clock.monotonic() else None

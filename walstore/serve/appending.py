@@ -35,6 +35,8 @@ class Appender:
         self._on_accepted = on_accepted
         self._again = again
         self._turn = asyncio.Lock()
+        self.appended = 0
+        """How many records the log accepted."""
         # How many requests have not been accepted yet; a later one may be accepted at once only at 0.
         self._waiting = 0
 
@@ -108,6 +110,7 @@ class Appender:
         """Return what waits until the accepted records are safe, and returns the answer."""
         self._on_accepted(number)
         offsets = [outcome for outcome in outcomes if isinstance(outcome, int)]
+        self.appended += len(offsets)
         last = offsets[-1] if offsets else None
         if len(offsets) < len(outcomes):
             return self._safe_each(outcomes, last, level)
@@ -165,6 +168,7 @@ class Appender:
         finally:
             self._waiting -= 1
         self._on_accepted(number)
+        self.appended += len(span)
         if level is not Durability.MEMORY:
             await self._wal.wait_durable(span.stop - 1, level)
         return [span.start, span.stop, short_registers(self._wal.registers)]

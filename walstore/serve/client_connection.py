@@ -18,6 +18,8 @@ from walstore.cluster.replication.node import SERVICE, ReplicaNode
 from walstore.core.append.budgets import ChannelBudget
 from walstore.core.runtime.tasks import start_task
 from walstore.errors import (
+    AccessDeniedError,
+    LogNotFoundError,
     OutcomeUnknownError,
     StorageUnavailableError,
     WalError,
@@ -25,6 +27,7 @@ from walstore.errors import (
 from walstore.log.wal import Wal
 from walstore.net.remote.client import READ_SERVICE
 from walstore.net.remote.served_logs import LIST_SERVICE
+from walstore.net.wire.access_scope import ADMIN, ANY, APPEND_ONLY, READ_ONLY, Needs
 from walstore.net.wire.address import Address
 from walstore.net.wire.errors import pack_error
 from walstore.net.wire.message import (
@@ -40,7 +43,9 @@ from walstore.net.wire.message import (
     ProtocolViolationError,
     encode,
 )
-from walstore.net.wire.verbs import READ
+from walstore.net.wire.verbs import APPEND, READ, find_verb
+from walstore.serve.access_tokens import AccessTokens, Principal
+from walstore.serve.audit_trail import DONE, REFUSED, AuditTrail, outcome_of
 from walstore.serve.fetching import Fetching
 from walstore.serve.figures import ServerFigures
 from walstore.serve.greeting import Greeting, read_greeting
@@ -79,7 +84,7 @@ class ConnectionOwner(Protocol):
     transaction_room: TransactionRoom
     outgoing: ChannelBudget
     fetching: Fetching
-    token: str | None
+    tokens: AccessTokens | None
     version: str
 
     @property
@@ -89,6 +94,9 @@ class ConnectionOwner(Protocol):
     @property
     def monotonic(self) -> Callable[[], float]:
         """Seconds that never go back."""
+
+    def name_of(self, name: str | None) -> str | None:
+        """Return the name of the log that a client asked for; None if it has to name one."""
 
     async def log(self, name: str | None, *, after: int, creates: bool) -> Wal | Address:
         """Return the log of that name, or where it is led: with an epoch above ``after``, if it soon is.
@@ -129,6 +137,10 @@ class ClientConnection(asyncio.Protocol):
         self._decoder = Decoder(most_bytes=settings.message_bytes, is_greeted=False)
         self._transport: asyncio.Transport | None = None
         self._service: Service | None = None
+        # Who the client is, at a server with tokens, and the log that it uses.
+        self._principal: Principal | None = None
+        self._trail = AuditTrail(None, "walstore")
+        self._log: str | None = None
         self._tunnel: Tunnel | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._incoming = Incoming(owner.incoming, settings.credit_bytes, self._balance)
@@ -160,6 +172,7 @@ class ClientConnection(asyncio.Protocol):
         """Greet, and wait for the client's greeting."""
         self._transport = cast("asyncio.Transport", transport)
         self.peer = str(transport.get_extra_info("peername") or "a local client")
+        self._trail = AuditTrail(transport, "walstore")
         self._responder.begin(self._transport, self.peer)
         if not self._owner.joined(self):
             self._transport.write(PREAMBLE)
@@ -209,8 +222,11 @@ class ClientConnection(asyncio.Protocol):
             self._leaving.cancel()
         close = None
         if self._service is not None:
+            if (count := self._service.appended) and self._log is not None:
+                self._trail.appended(self._log, count)
             is_told = self._is_leaving or self._owner.is_stopping
             close = partial(self._service.aclose, is_told=is_told)
+        self._trail.ended()
         self._running.abandon(close)
         self._outgoing.end()
         self._turns.leave(self)
@@ -436,11 +452,13 @@ class ClientConnection(asyncio.Protocol):
         try:
             match message.head:
                 case _ if message.kind == _APPEND:
+                    self._check(APPEND.needs)
                     asked = service.append(message)
                 case _ if message.kind == _READ:
+                    self._check(READ.needs)
                     asked = Asked(self._read(service, message.head), READ.name)
                 case [str(name), list(arguments)]:
-                    asked = service.call(message, name, arguments)
+                    asked = self._call(service, message, name, arguments)
                 case _:
                     raise ProtocolViolationError(
                         "a call that is none: its head is name and arguments"
@@ -473,10 +491,49 @@ class ClientConnection(asyncio.Protocol):
 
     # -- the requests themselves -------------------------------------------------------------
 
+    def _check(self, needs: Needs) -> None:
+        """AccessDeniedError unless the client may do now what needs some scopes."""
+        if self._principal is not None:
+            self._principal.check(needs, self._log)
+
+    def _call(self, service: Service, message: Message, name: str, given: list[Any]) -> Asked:
+        """Begin a call; what only an administrator may do is audited, whatever becomes of it."""
+        verb = find_verb(name, given)
+        if verb is None or verb.needs != ADMIN or not isinstance(service, LogService):
+            self._check(service.needs(name, given))
+            return service.call(message, name, given)
+        facts = dict(zip(verb.parameters, given, strict=False))
+        token, log = self._token, self._log
+
+        def act(outcome: str) -> None:
+            self._trail.acted(verb.name, token, outcome, log=log, **facts)
+
+        try:
+            self._check(verb.needs)
+            asked = service.call(message, name, given)
+        except (WalError, ValueError, TypeError) as error:
+            act(REFUSED if isinstance(error, AccessDeniedError) else outcome_of(error))
+            raise
+        return asked._replace(begin=partial(_audited, act, asked.begin))
+
+    @property
+    def _token(self) -> str | None:
+        return None if self._principal is None else self._principal.name
+
     async def _greet(self, message: Message) -> dict[str, Any] | None:
+        """Answer the greeting, and say who connected, or why not."""
+        try:
+            welcome = await self._welcome(message)
+        except WalError as error:
+            self._trail.refused(type(error).__name__, self._token)
+            raise
+        self._trail.connected(self._token, log=self._log)
+        return welcome
+
+    async def _welcome(self, message: Message) -> dict[str, Any] | None:
         owner, settings = self._owner, self._owner.settings
-        greeting = read_greeting(message.head, owner.token, self.peer)
-        self._moves = greeting.moves
+        greeting = read_greeting(message.head, owner.tokens, self.peer)
+        self._moves, self._principal = greeting.moves, greeting.principal
         welcome = {
             "version": VERSION,
             "server": owner.version,
@@ -484,16 +541,21 @@ class ClientConnection(asyncio.Protocol):
             "credit_bytes": settings.credit_bytes,
         }
         if greeting.service == SERVICE:
+            if self._principal is not None:
+                self._principal.check_all_logs(ADMIN)
             node = owner.replicas()
             self._service = NodeService(node, self.peer)
             return {**welcome, "node": node.tag}
         if greeting.service == LIST_SERVICE:
             self._service = Service()
-            return {**welcome, "logs": await owner.listed()}
+            return {**welcome, "logs": self._seen(await owner.listed())}
+        self._log = owner.name_of(greeting.log)
         if greeting.service == READ_SERVICE:
+            self._check(READ_ONLY)
             self._service = readable = await owner.readable(greeting.log)
             return {**welcome, "log": readable.describe()}
-        wal = await owner.log(greeting.log, after=greeting.after, creates=greeting.creates)
+        self._check(ANY)
+        wal = await self._find(greeting)
         if isinstance(wal, Address):
             await self._lead_to(wal, greeting, message)
             return None
@@ -501,6 +563,27 @@ class ClientConnection(asyncio.Protocol):
             wal, settings, owner.transaction_room, self._accepted, greeting.again
         )
         return {**welcome, "log": await served.describe()}
+
+    async def _find(self, greeting: Greeting) -> Wal | Address:
+        """Return the log that the client asked for, made if it is missing and the client may make it."""
+        find = partial(self._owner.log, greeting.log, after=greeting.after)
+        try:
+            return await find(creates=False)
+        except LogNotFoundError:
+            if not greeting.creates or not self._may(APPEND_ONLY):
+                raise
+        made = await find(creates=True)
+        self._trail.acted("create_log", self._token, DONE, log=self._log)
+        return made
+
+    def _may(self, needs: Needs) -> bool:
+        """Return whether the client may do now what needs some scopes."""
+        return self._principal is None or self._principal.may(needs, self._log)
+
+    def _seen(self, listed: list[list[Any]]) -> list[list[Any]]:
+        """Return those of some logs that the client may use."""
+        who = self._principal
+        return listed if who is None else [one for one in listed if who.may(ANY, one[0])]
 
     def _go_on(self) -> None:
         """Take what followed the greeting, once that is answered."""
@@ -583,6 +666,18 @@ class ClientConnection(asyncio.Protocol):
             self.since = self._monotonic()
             transport.resume_reading()
         self._reads_paused = not is_reading
+
+
+async def _audited(act: Callable[[str], None], begin: Begin) -> Any:
+    """Return what a request is answered with, and say what came of it."""
+    failure: BaseException | None = None
+    try:
+        return await begin()
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        act(outcome_of(failure))
 
 
 _NOT_WRITTEN: Final = pack_error(

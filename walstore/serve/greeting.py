@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import hmac
 from typing import Any, NamedTuple
 
-from walstore.errors import AccessDeniedError, FormatVersionError
+from walstore.errors import FormatVersionError
 from walstore.net.wire.message import VERSION, ProtocolViolationError
+from walstore.serve.access_tokens import AccessTokens, Principal
 
 
 class Greeting(NamedTuple):
-    """One whose sender speaks this protocol, and has the token."""
+    """One whose sender speaks this protocol, and has a token if one is needed."""
 
+    principal: Principal | None
+    """Who sent it; None at a server without tokens."""
     service: object
     """What is asked for; None for a log."""
     log: str | None
@@ -27,11 +29,11 @@ class Greeting(NamedTuple):
     """The highest number of a write that may have been sent before."""
 
 
-def read_greeting(head: Any, token: str | None, peer: str) -> Greeting:
+def read_greeting(head: Any, tokens: AccessTokens | None, peer: str) -> Greeting:
     """Return what a client said; ``peer`` names it in errors.
 
     Raises ProtocolViolationError for what is no greeting, FormatVersionError for another version, and
-    AccessDeniedError unless it has the token, if there is one.
+    AccessDeniedError unless it has one of ``tokens``, if there are any.
     """
     if not isinstance(head, dict):
         raise ProtocolViolationError("a greeting that is none")
@@ -44,11 +46,7 @@ def read_greeting(head: Any, token: str | None, peer: str) -> Greeting:
             found=str(head["version"]),
             supported=VERSION,
         )
-    given = head.get("token")
-    if token is not None and not (
-        isinstance(given, str) and hmac.compare_digest(given.encode(), token.encode())
-    ):
-        raise AccessDeniedError("the server refused the token; give connect(token=...)")
+    principal = None if tokens is None else tokens.admit(head.get("token"))
     name = head.get("log")
     if name is not None and not isinstance(name, str):
         raise ProtocolViolationError("a name of a log that is none")
@@ -58,6 +56,7 @@ def read_greeting(head: Any, token: str | None, peer: str) -> Greeting:
     if type(again) is not int or again < 0:
         raise ProtocolViolationError("a number of a request that is none")
     return Greeting(
+        principal=principal,
         service=head.get("service"),
         log=name,
         creates=head.get("exists") is not True,

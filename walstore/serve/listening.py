@@ -78,14 +78,14 @@ class Listening:
 
 
 def check_listen(
-    text: str, tls: ssl.SSLContext | None, token: str | None, *, behind_proxy: bool = False
+    text: str, tls: ssl.SSLContext | None, *, has_tokens: bool, behind_proxy: bool = False
 ) -> tuple[str, int]:
     """Return host and port to listen at; InvalidSettingsError for a place that may not be served."""
     host, port = parse_listen(text)
-    if not is_loopback(host) and not (token and (tls is not None or behind_proxy)):
+    if not is_loopback(host) and not (has_tokens and (tls is not None or behind_proxy)):
         raise InvalidSettingsError(
-            f"{text} can be reached from other machines: that needs token= and tls=SSLContext, or "
-            "behind_proxy=True where a proxy ends TLS; or listen at 127.0.0.1"
+            f"{text} can be reached from other machines: that needs token= or tokens=, and "
+            "tls=SSLContext, or behind_proxy=True where a proxy ends TLS; or listen at 127.0.0.1"
         )
     return host, port
 

@@ -19,7 +19,6 @@ from walstore.core.runtime.clock import SystemClock
 from walstore.core.runtime.metric import Metric
 from walstore.core.runtime.resource import LoopGuard, MustClose, Opening, Unclosed, wait_closed
 from walstore.core.runtime.tasks import start_task
-from walstore.core.validation.arguments import as_token
 from walstore.errors import (
     AccessDeniedError,
     InvalidSettingsError,
@@ -29,6 +28,7 @@ from walstore.errors import (
 )
 from walstore.log.wal import Wal
 from walstore.net.wire.address import Address, check_socket_path
+from walstore.serve.access_tokens import AccessTokens, tokens_of
 from walstore.serve.client_connection import ClientConnection
 from walstore.serve.fetching import Fetching
 from walstore.serve.figures import SERVER_METRICS, ServerFigures
@@ -67,6 +67,7 @@ class Server(MustClose):
         tcp: str | None = None,
         tls: ssl.SSLContext | None = None,
         token: str | None = None,
+        tokens: AccessTokens | None = None,
         behind_proxy: bool = False,
         settings: ServeSettings | None = None,
         listening: Listening | None = None,
@@ -76,8 +77,9 @@ class Server(MustClose):
 
         A socket at ``unix`` is made with mode 0600, so only this user may connect; one left by a server that
         was killed is replaced. ``tcp`` without ``tls`` must be a loopback address; any other needs ``tls``
-        and a ``token``, which clients pass to ``connect``. With ``behind_proxy`` it needs only the token: a
-        proxy, such as a container's, ends TLS and is the only one that reaches the place. A store's log is
+        and a ``token``, which clients pass to ``connect``, or ``tokens``, of which each has scopes and logs.
+        With ``behind_proxy`` it needs only the token: a proxy, such as a container's, ends TLS and is the
+        only one that reaches the place. A store's log is
         opened, or made, when the first client asks for it. ``replicas`` are copies of other machines' logs,
         for their primaries; ``logs`` may be None then. ``cluster`` serves the copies and the logs that this
         member leads, and passes clients of other logs on to the machines that lead them. ``listening`` has
@@ -97,19 +99,20 @@ class Server(MustClose):
             raise InvalidSettingsError(
                 "a server needs a place: unix=PATH, tcp='HOST:PORT', or both"
             )
-        listen = None if tcp is None else check_listen(tcp, tls, token, behind_proxy=behind_proxy)
+        accepted = tokens_of(token, tokens)
+        listen = None
+        if tcp is not None:
+            listen = check_listen(
+                tcp, tls, has_tokens=accepted is not None, behind_proxy=behind_proxy
+            )
         path = None if unix is None else check_socket_path(os.fspath(unix))
-        if token is not None and (
-            not as_token(token) or (tls is None and listen is None and path is None)
-        ):
-            raise InvalidSettingsError("a token is never empty")
 
         async def open_it() -> Server:
             server = cls(
                 logs,
                 replicas=replicas if cluster is None else cluster.node,
                 cluster=cluster,
-                token=token,
+                tokens=accepted,
                 settings=settings,
                 listening=listening or Listening(),
                 clock=clock,
@@ -131,7 +134,7 @@ class Server(MustClose):
         *,
         replicas: ReplicaNode | None = None,
         cluster: ClusterMember | None = None,
-        token: str | None,
+        tokens: AccessTokens | None,
         settings: ServeSettings | None,
         listening: Listening,
         clock: Clock | None,
@@ -139,8 +142,8 @@ class Server(MustClose):
         """Not for callers; see :meth:`open`."""
         self.settings = settings or ServeSettings()
         """As given to :meth:`open`."""
-        self.token = token
-        """What clients must send; None for nothing."""
+        self.tokens = tokens
+        """Of which clients must send one; None if they need none."""
         self.version = walstore.__version__
         """Version of this package, for clients."""
         self.addresses: list[Address] = []
@@ -232,6 +235,10 @@ class Server(MustClose):
                 reason="failed" if why else "clean",
             )
         return wal
+
+    def name_of(self, name: str | None) -> str | None:
+        """Return the name of the log that a client asked for; None if it has to name one."""
+        return self._logs.default if name is None and self._logs is not None else name
 
     async def readable(self, name: str | None) -> ReadService[Any]:
         """Return the records of a log that can be read here: of a copy, of a log in a store, or of the log.

@@ -16,9 +16,10 @@ from walstore.core.format.ledger import StreamInfo
 from walstore.core.read.reader import Reader
 from walstore.errors import AccessDeniedError, InvalidSettingsError
 from walstore.log.wal import Wal
+from walstore.net.wire.access_scope import ADMIN, ANY, Needs
 from walstore.net.wire.message import Message
 from walstore.net.wire.registers import next_registers
-from walstore.net.wire.verbs import APPEND, VERBS, VerbPlace
+from walstore.net.wire.verbs import APPEND, VERBS, VerbPlace, find_verb
 from walstore.serve.answer import PreparedAnswer
 from walstore.serve.appending import Appender
 from walstore.serve.calls import carry_out, describe, describe_readable, limits
@@ -64,9 +65,19 @@ class Service:
         """The log whose records are read; None if none are."""
         return None
 
+    @property
+    def appended(self) -> int:
+        """How many records the client has appended."""
+        return 0
+
     def append(self, message: Message) -> Asked:
         """Begin an append; raises what is wrong with it."""
         raise self._refusal()
+
+    def needs(self, name: str, arguments: list[Any]) -> Needs:
+        """Return the scopes that a call needs; what is no call is refused anyway."""
+        verb = find_verb(name, arguments)
+        return ANY if verb is None else verb.needs
 
     def call(self, message: Message, name: str, arguments: list[Any]) -> Asked:
         """Begin a call; ValueError if there is none of that name, AccessDeniedError."""
@@ -155,6 +166,11 @@ class LogService(Service):
     def is_over(self) -> bool:
         """As of :class:`Service`."""
         return self._wal.replicated_limit is not None and self._wal.is_closing
+
+    @property
+    def appended(self) -> int:
+        """As of :class:`Service`. Those of a transaction count once it is committed."""
+        return self._appender.appended + self._transactions.appended
 
     def append(self, message: Message) -> Asked:
         """As of :class:`Service`."""
@@ -310,6 +326,10 @@ class NodeService(Service):
 
     def _refusal(self) -> Exception:
         return ValueError("copies are neither appended to nor read by their primary")
+
+    def needs(self, name: str, arguments: list[Any]) -> Needs:
+        """As of :class:`Service`."""
+        return ADMIN
 
     def call(self, message: Message, name: str, arguments: list[Any]) -> Asked:
         """As of :class:`Service`. What a primary asked for is done also if its connection is lost."""

@@ -53,6 +53,8 @@ class ServedTransactions:
         self._held_bytes = 0
         self._open: dict[int, _Open] = {}
         self._is_closed = False
+        self.appended = 0
+        """How many records were committed."""
 
     async def rollback_all(self) -> None:
         """Roll back everything that is open, and begin nothing more."""
@@ -105,6 +107,7 @@ class ServedTransactions:
             await self._end(one)
         span = one.transaction.span
         assert span is not None
+        self.appended += 0 if one.transaction.is_duplicate else len(span)
         registers = short_registers(self._wal.registers)
         return [span.start, span.stop, one.transaction.is_duplicate, registers]
 

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from tests.cases import case
 from tests.local import contents
 from tests.programs import COMMANDS, WALSTORE, Program, start
 from tests.walstore.cli.conftest import Cli, Held
+from tests.walstore.serve.certificates import make_certificate
 from tests.walstore.topology import fake_etcd
 from uploader import CloudLog, CloudTier
 from walstore import (
@@ -309,6 +311,110 @@ async def test_a_store_at_a_port_with_a_token(tmp_path: Path) -> None:
         assert said["store"]
 
 
+def write_tokens(file: Path, **scopes: str) -> None:
+    """Let a file have tokens, which are their own names."""
+    tables = [
+        f'[[token]]\nname = "{name}"\ntoken = "{name}"\nscopes = ["{scope}"]\n'
+        for name, scope in scopes.items()
+    ]
+    file.write_text("".join(tables))
+    file.chmod(0o600)
+
+
+def next_line(process: Program, words: str) -> str:
+    """Return the next line of stderr that has some words."""
+    assert process.stderr is not None
+    return next(line for line in map(bytes.decode, process.stderr) if words in line)
+
+
+@pytest.mark.slow
+async def test_sighup_reads_tokens_and_certificate_again(tmp_path: Path) -> None:
+    """A server without either goes on, too."""
+    tokens = tmp_path / "tokens.toml"
+    write_tokens(tokens, old="append")
+    certificate, key = make_certificate(tmp_path)
+    arguments = ("--store", "--tcp", "127.0.0.1:0", "--tls-cert", certificate, "--tls-key", key)
+    arguments = (*arguments, "--token-file", tokens)
+    with serving(tmp_path / "s", *arguments, stderr=subprocess.PIPE) as (process, said):
+        (address,) = said["addresses"]
+
+        def connected(token: str) -> Any:
+            trust = ssl.create_default_context(cafile=certificate)
+            return connect(address, log="a", token=token, tls=trust)
+
+        async with connected("old") as old:
+            await old.append(b"1")
+            before, files = certificate.read_bytes(), key.read_bytes()
+            write_tokens(tokens, old="append", new="append")
+            make_certificate(tmp_path)
+            process.send_signal(signal.SIGHUP)
+            assert "INFO" in next_line(process, "the tokens were read again")
+            assert "INFO" in next_line(process, "the certificate was read again")
+            async with connected("new") as new:
+                await old.append(b"2")
+                write_tokens(tokens, new="append")
+                key.write_bytes(files)  # of the certificate that was
+                process.send_signal(signal.SIGHUP)
+                assert "INFO" in next_line(process, "the tokens were read again")
+                assert "ERROR" in next_line(process, "the certificate stays as it was: cannot use")
+                with pytest.raises(AccessDeniedError, match="refused the token"):
+                    await old.append(b"3")
+                tokens.write_text("")
+                certificate.write_bytes(before)
+                process.send_signal(signal.SIGHUP)
+                assert "ERROR" in next_line(process, "the tokens stay as they were: ")
+                assert "INFO" in next_line(process, "the certificate was read again")
+                await new.append(b"4")
+            async with connected("new") as again:  # trusts the first certificate
+                await again.append(b"5")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    with serving(tmp_path / "l", stderr=subprocess.PIPE) as (process, said):
+        process.send_signal(signal.SIGHUP)
+        assert "INFO" in next_line(process, "there is no file of tokens and no certificate")
+        async with connect(said["addresses"][0]) as remote:
+            await remote.append(b"1")
+
+
+@pytest.mark.slow
+async def test_audit_lines_have_fields_as_json(tmp_path: Path) -> None:
+    arguments = (tmp_path / "l", "--log-format", "json")
+    with serving(*arguments, stderr=subprocess.PIPE, WALSTORE_TOKEN="t") as (process, said):
+        async with connect(said["addresses"][0], token="t") as remote:
+            await remote.append(b"1")
+            await remote.trim(1)
+        begun, trimmed, ended = (json.loads(next_line(process, "walstore.audit")) for _ in range(3))
+    who = {"logger": "walstore.audit", "token": "WALSTORE_TOKEN", "peer": "unix", "tls": False}
+    for line, more in (
+        (begun, {"action": "connect", "log": "l"}),
+        (trimmed, {"action": "trim", "log": "l", "before": 1, "outcome": "done"}),
+        (ended, {"action": "disconnect", "appended": {"l": 1}}),
+    ):
+        assert {**line, **who, **more} == line
+
+
+def test_tokens_come_from_one_place(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine of a cluster needs one of the file, too, for the others."""
+    tokens = tmp_path / "tokens.toml"
+    write_tokens(tokens, some="append")
+    given = [tmp_path / "l", "--token-file", tokens]
+    cluster = [*given, "--cluster", "etcd://127.0.0.1:1"]
+    done = cli("serve", *cluster)
+    assert (done.code, "needs the token of this machine in WALSTORE_TOKEN" in done.error) == (
+        1,
+        True,
+    )
+    monkeypatch.setenv("WALSTORE_TOKEN", "some")
+    done = cli("serve", *given)
+    assert done.code == 1
+    assert "--token-file and WALSTORE_TOKEN exclude each other" in done.error
+    done = cli("serve", *cluster)
+    assert (done.code, "with the scope admin, for all logs" in done.error) == (1, True)
+    assert not (tmp_path / "l").exists()
+
+
 @pytest.mark.slow
 async def test_a_server_ships(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/bucket"
@@ -329,16 +435,16 @@ def test_mistakes(tmp_path: Path, cli: Cli) -> None:
         ([tmp_path / "l", "--tcp", "nowhere"], "HOST:PORT"),
         (
             [tmp_path / "l", "--tcp", "0.0.0.0:7999"],
-            "needs a token in WALSTORE_TOKEN, and --tls-cert",
+            "needs a token in WALSTORE_TOKEN or --token-file, and --tls-cert",
         ),
         (
             [tmp_path / "l", "--http", "0.0.0.0:7999"],
-            "needs a token in WALSTORE_TOKEN, and --tls-cert",
+            "needs a token in WALSTORE_TOKEN or --token-file, and --tls-cert",
         ),
         ([tmp_path / "l", "--unix", "x" * 200], "socket"),
         (
             [tmp_path / "l", "--http", "0.0.0.0:7999", "--behind-proxy"],
-            "needs a token in WALSTORE_TOKEN; or",
+            "needs a token in WALSTORE_TOKEN or --token-file; or",
         ),
         ([tmp_path / "l", "--allow-host", "log.example"], "--allow-host needs --http"),
         (

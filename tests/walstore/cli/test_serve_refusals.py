@@ -32,6 +32,8 @@ REFUSALS = {
     "bad port for HTTP with TLS": ("--http nowhere {tls}", 1, "HOST:PORT"),
     "bad token": ("--tcp 127.0.0.1:0", 1, "lone surrogates"),
     "bad token for HTTP": ("--unix {at}/s --http 127.0.0.1:0", 1, "lone surrogates"),
+    "no file of scopes": ("--token-file {at}/none", 1, "cannot read the file of tokens"),
+    "a bad file of scopes": ("--token-file {at}/bad", 1, "is no TOML"),
     "no certificate": ("--tcp 127.0.0.1:0 --tls-cert {at}/a --tls-key {at}/b", 1, "cannot use"),
     "bad certificate": (
         "--tcp 127.0.0.1:0 --tls-cert {at}/bad --tls-key {at}/bad", 1, "cannot use",

@@ -59,7 +59,10 @@ class Machine:
             **self.options,
         }
         self.member = await ClusterMember.open(self.directory, self.keys, **options)
-        self.server = await Server.open(None, cluster=self.member, unix=self.path / "s.sock")
+        tokens = (self.web_options or {}).get("tokens")
+        self.server = await Server.open(
+            None, cluster=self.member, unix=self.path / "s.sock", tokens=tokens
+        )
         place = ""
         if self.web_options is not None:
             self.web = await HttpServer.open(

@@ -18,6 +18,7 @@ from tests.waiting import until
 from tests.walstore.cluster.machines import Machine, Machines
 from tests.walstore.http.test_answering import check_headers
 from walstore import (
+    AccessDeniedError,
     InvalidSettingsError,
     LogNotFoundError,
     StorageUnavailableError,
@@ -29,7 +30,8 @@ from walstore.core.files.directory import PROMISE_NAME
 from walstore.http import HttpServer, HttpSettings
 from walstore.http.protocol import RefusedError
 from walstore.http.proxy import Proxy
-from walstore.serve import Server
+from walstore.serve import AccessScope, AccessToken, AccessTokens, Server
+from walstore.serve.access_token import sha256_of
 from walstore.topology.documents import check_web
 from walstore.topology.memory import MemoryKeyValues
 
@@ -304,6 +306,34 @@ async def test_a_token_is_asked_for_at_each_machine(
                 assert answer.status == 401
             async with client.post(at(machine), headers=headers, data=b"x") as answer:
                 assert answer.status == 204
+
+
+async def test_tokens_with_scopes_count_at_each_machine(
+    tmp_path: Path, client: aiohttp.ClientSession
+) -> None:
+    """Over both protocols, whichever machine leads; a token of an administrator is that of the machines."""
+    scopes = {"client": {AccessScope.APPEND}, "machine": set(AccessScope)}
+    tokens = [
+        AccessToken(name=name, sha256=sha256_of(name), scopes=frozenset(some))
+        for name, some in scopes.items()
+    ]
+    web = {"tokens": AccessTokens(tokens)}
+    async with Machines(tmp_path, web=web, token="machine") as machines:
+        headers = {**TEXT, "Authorization": "Bearer client"}
+        await until(lambda: len(machines.all[0].member.view.members) == 3)  # type: ignore[union-attr]
+        async with client.put(at(machines.all[0]), headers=headers) as answer:
+            assert answer.status == 201
+        for machine in machines.all:
+            async with client.post(at(machine), headers=headers, data=b"x") as answer:
+                assert answer.status == 204
+            async with client.get(at(machine), headers=headers) as answer:
+                assert (answer.status, "'read'" in await answer.text()) == (403, True)
+            assert machine.server is not None
+            address = str(machine.server.addresses[0])
+            async with connect(address, log="orders", token="client") as remote:
+                await remote.append(b"y")
+                with pytest.raises(AccessDeniedError, match="lacks the scope 'admin'"):
+                    await remote.trim(1)
 
 
 async def test_a_ticket_reads_what_another_machine_leads(

@@ -100,12 +100,12 @@ def test_a_ticket_ends_after_its_time() -> None:
     first = tickets.give("s")
     clock.advance(TICKET_SECONDS / 2)
     second = tickets.give("s")
-    assert tickets.admits(first, "s")
-    assert tickets.admits(first, "s")  # also again
+    assert tickets.find(first, "s")
+    assert tickets.find(first, "s")  # also again
     clock.advance(TICKET_SECONDS / 2)
-    assert not tickets.admits(first, "s")
-    assert tickets.admits(second, "s")
-    assert not tickets.admits(second, "t")
+    assert not tickets.find(first, "s")
+    assert tickets.find(second, "s")
+    assert not tickets.find(second, "t")
 
 
 def test_tickets_are_bounded() -> None:
@@ -116,6 +116,6 @@ def test_tickets_are_bounded() -> None:
     with pytest.raises(RefusedError) as refused:
         tickets.give("s")
     assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "1"})
-    assert tickets.admits(given[0], "s")  # nobody's is taken away
+    assert tickets.find(given[0], "s")  # nobody's is taken away
     clock.advance(TICKET_SECONDS)
-    assert tickets.admits(tickets.give("s"), "s")
+    assert tickets.find(tickets.give("s"), "s")

@@ -12,8 +12,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 
-def make_certificate(directory: Path) -> tuple[Path, Path]:
-    """Return the files of a certificate that signs itself, and of its key."""
+def make_certificate(
+    directory: Path, *, begins: dt.datetime | None = None, ends: dt.datetime | None = None
+) -> tuple[Path, Path]:
+    """Return the files of a certificate that signs itself, and of its key; it is good for a year."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = dt.datetime.now(dt.UTC)
@@ -24,8 +26,8 @@ def make_certificate(directory: Path) -> tuple[Path, Path]:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(days=1))
+        .not_valid_before(begins or now - dt.timedelta(hours=1))
+        .not_valid_after(ends or now + dt.timedelta(days=365))
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from walstore.cluster.replication.copy_look import LOOK
 from walstore.core.format.packed import MOST_OFFSET
 from walstore.errors import InvalidSettingsError
+from walstore.net.wire.access_scope import ADMIN
 from walstore.net.wire.verbs import Fate, Verb
 from walstore.topology.documents import check_log_name
 
@@ -132,7 +133,9 @@ CALLS: Final[Mapping[str, NodeCall]] = {
 }
 """By name."""
 
-NODE_VERBS: Final[Mapping[str, Verb]] = {name: Verb(name, fate=Fate.DROPPED) for name in CALLS}
+NODE_VERBS: Final[Mapping[str, Verb]] = {
+    name: Verb(name, needs=ADMIN, fate=Fate.DROPPED) for name in CALLS
+}
 """How a primary asks for them: what a lost connection leaves open it finds out itself."""
 
 

@@ -13,6 +13,14 @@ from enum import Enum, StrEnum
 from typing import Any, Final, NamedTuple
 
 from walstore.core.runtime.statistics import unpack_statistics
+from walstore.net.wire.access_scope import (
+    ADMIN,
+    ANY,
+    APPEND_ONLY,
+    READ_AND_APPEND,
+    READ_ONLY,
+    Needs,
+)
 from walstore.net.wire.answers import (
     pack_cursors,
     pack_extents,
@@ -78,6 +86,8 @@ class Verb:
     """In requests, and for the figures of a server."""
     parameters: tuple[str, ...] = ()
     """Names of the arguments, all of which are given."""
+    needs: Needs = ADMIN
+    """The scopes that a token must have for it, all of them; none where any token of the log will do."""
     place: VerbPlace = VerbPlace.LOG
     fate: Fate = Fate.REPEATED
     is_write: bool = False
@@ -129,6 +139,8 @@ class Verb:
 
 VERBS: Final[dict[str, Verb]] = {}
 """The calls by their names."""
+MEMBER_VERBS: Final[dict[str, Verb]] = {}
+"""What a member of a group asks for, by the first argument of the call."""
 
 
 _CONVERTERS: Final[Mapping[str, Converter]] = {
@@ -139,34 +151,48 @@ _CONVERTERS: Final[Mapping[str, Converter]] = {
 """Of the arguments with these names."""
 
 
-def _call(name: str, *parameters: str, **rest: Any) -> Verb:
+def _call(name: str, needs: Needs, *parameters: str, **rest: Any) -> Verb:
     ways = [(at, _CONVERTERS[one]) for at, one in enumerate(parameters) if one in _CONVERTERS]
-    return VERBS.setdefault(name, Verb(name, parameters, converters=ways, **rest))
+    return VERBS.setdefault(name, Verb(name, parameters, needs, converters=ways, **rest))
 
 
-def _of_member(part: str, **rest: Any) -> Verb:
+def _of_member(part: str, needs: Needs, **rest: Any) -> Verb:
     """Return what a member of a group asks for; the group's name and settings are its first arguments."""
-    return Verb(GROUP.name, place=VerbPlace.MEMBERS, part=part, **rest)
+    made = Verb(GROUP.name, needs=needs, place=VerbPlace.MEMBERS, part=part, **rest)
+    return MEMBER_VERBS.setdefault(part, made)
 
 
-APPEND: Final = Verb("append", kind=Kind.APPEND, fate=Fate.UNKNOWN, is_write=True)
-READ: Final = Verb("read", kind=Kind.READ)
+def find_verb(name: str, arguments: Sequence[object]) -> Verb | None:
+    """Return the entry of a call, by what is asked for in its arguments; None if there is none."""
+    verb = VERBS.get(name)
+    if verb is GROUP and arguments and isinstance(arguments[0], str):
+        return MEMBER_VERBS.get(arguments[0], GROUP)
+    if verb is MOVE_CURSOR and "delete" in arguments[_MOVE_AT : _MOVE_AT + 1]:
+        return DELETE_CURSOR
+    return verb
 
-LIMITS: Final = _call("limits", place=VerbPlace.SERVICE, is_reading=True)
+
+APPEND: Final = Verb(
+    "append", needs=APPEND_ONLY, kind=Kind.APPEND, fate=Fate.UNKNOWN, is_write=True
+)
+READ: Final = Verb("read", needs=READ_ONLY, kind=Kind.READ)
+
+LIMITS: Final = _call("limits", ANY, place=VerbPlace.SERVICE, is_reading=True)
 """Answered at once, whatever the log does."""
-REFRESH: Final = _call("refresh", place=VerbPlace.SERVICE, is_reading=True, is_listing=True)
-REGISTERS: Final = _call("registers", place=VerbPlace.SERVICE)
+REFRESH: Final = _call("refresh", ANY, place=VerbPlace.SERVICE, is_reading=True, is_listing=True)
+REGISTERS: Final = _call("registers", ANY, place=VerbPlace.SERVICE)
 """Those that the greeting had no room for."""
-WAIT_DURABLE: Final = _call("wait_durable", "offset", "durability", tells_limits=True)
-FLUSH: Final = _call("flush", tells_limits=True)
-TRIM: Final = _call("trim", "before", is_write=True)
-ROTATE: Final = _call("rotate", is_write=True)
-OFFSET_AT: Final = _call("offset_at", "timestamp_us", is_reading=True)
-TIMESTAMP_AT: Final = _call("timestamp_at", "offset", is_reading=True)
-OPEN_STREAM: Final = _call("open_stream", "name", "metadata", is_write=True)
-CLOSE_STREAM: Final = _call("close_stream", "name", is_write=True)
+WAIT_DURABLE: Final = _call("wait_durable", ANY, "offset", "durability", tells_limits=True)
+FLUSH: Final = _call("flush", APPEND_ONLY, tells_limits=True)
+TRIM: Final = _call("trim", ADMIN, "before", is_write=True)
+ROTATE: Final = _call("rotate", ADMIN, is_write=True)
+OFFSET_AT: Final = _call("offset_at", READ_ONLY, "timestamp_us", is_reading=True)
+TIMESTAMP_AT: Final = _call("timestamp_at", READ_ONLY, "offset", is_reading=True)
+OPEN_STREAM: Final = _call("open_stream", APPEND_ONLY, "name", "metadata", is_write=True)
+CLOSE_STREAM: Final = _call("close_stream", APPEND_ONLY, "name", is_write=True)
 STREAMS: Final = _call(
     "streams",
+    READ_ONLY,
     place=VerbPlace.SERVICE,
     is_reading=True,
     is_listing=True,
@@ -174,35 +200,57 @@ STREAMS: Final = _call(
 )
 STATISTICS: Final = _call(
     "statistics",
+    READ_ONLY,
     is_listing=True,
     answer=AnswerForm(asdict, lambda head, _: unpack_statistics(head)),
 )
-EXTENTS: Final = _call("extents", is_listing=True, answer=AnswerForm(pack_extents, unpack_extents))
-BEGIN_SCRUB: Final = _call("begin_scrub")
+EXTENTS: Final = _call(
+    "extents", READ_ONLY, is_listing=True, answer=AnswerForm(pack_extents, unpack_extents)
+)
+BEGIN_SCRUB: Final = _call("begin_scrub", ADMIN)
 
 FENCE: Final = _call(
-    "fence", "owner", "register", is_write=True, answer=AnswerForm(lambda fence: fence.token)
+    "fence",
+    APPEND_ONLY,
+    "owner",
+    "register",
+    is_write=True,
+    answer=AnswerForm(lambda fence: fence.token),
 )
-LAST_SEQUENCE: Final = _call("last_sequence", "producer_id", place=VerbPlace.SERVICE)
+LAST_SEQUENCE: Final = _call("last_sequence", APPEND_ONLY, "producer_id", place=VerbPlace.SERVICE)
 APPEND_GROUP: Final = _call(
-    "append_group", "durability", "sizes", "options", "conditions",
+    "append_group", APPEND_ONLY, "durability", "sizes", "options", "conditions",
     place=VerbPlace.APPENDS, fate=Fate.UNKNOWN, is_write=True,
 )  # fmt: skip
 """With a number of its producer it is asked as one that may be repeated."""
 BEGIN: Final = _call(
-    "begin", "number", "durability", "conditions",
+    "begin", APPEND_ONLY, "number", "durability", "conditions",
     place=VerbPlace.TRANSACTIONS, fate=Fate.DROPPED,
 )  # fmt: skip
 ADD: Final = _call(
-    "add", "number", "sizes", "options", place=VerbPlace.TRANSACTIONS, fate=Fate.DROPPED
+    "add",
+    APPEND_ONLY,
+    "number",
+    "sizes",
+    "options",
+    place=VerbPlace.TRANSACTIONS,
+    fate=Fate.DROPPED,
 )
 COMMIT: Final = _call(
-    "commit", "number", "update", place=VerbPlace.TRANSACTIONS, fate=Fate.UNKNOWN, is_write=True
+    "commit",
+    APPEND_ONLY,
+    "number",
+    "update",
+    place=VerbPlace.TRANSACTIONS,
+    fate=Fate.UNKNOWN,
+    is_write=True,
 )
-ROLLBACK: Final = _call("rollback", "number", place=VerbPlace.TRANSACTIONS, fate=Fate.DROPPED)
+ROLLBACK: Final = _call(
+    "rollback", APPEND_ONLY, "number", place=VerbPlace.TRANSACTIONS, fate=Fate.DROPPED
+)
 
 OPEN_CURSOR: Final = _call(
-    "open_cursor", "name", "start", "lease_seconds",
+    "open_cursor", APPEND_ONLY, "name", "start", "lease_seconds",
     place=VerbPlace.CURSORS, is_write=True,
     answer=AnswerForm(
         lambda cursor: [pack_cursor(cursor.state), cursor.writer],
@@ -210,24 +258,31 @@ OPEN_CURSOR: Final = _call(
     ),
 )  # fmt: skip
 MOVE_CURSOR: Final = _call(
-    "move_cursor", "name", "state", "writer", "is_unsure", "verb", "offset",
+    "move_cursor", APPEND_ONLY, "name", "state", "writer", "is_unsure", "verb", "offset",
     place=VerbPlace.CURSORS, is_write=True,
     answer=AnswerForm(
         lambda cursor: pack_cursor(cursor.state), lambda head, _: unpack_cursor(head)
     ),
 )  # fmt: skip
-CURSORS: Final = _call("cursors", is_listing=True, answer=AnswerForm(pack_cursors, unpack_cursors))
-DELETE_CURSOR: Final = _call("delete_cursor", "name", fate=Fate.UNKNOWN, is_write=True)
+_MOVE_AT: Final = MOVE_CURSOR.parameters.index("verb")
+CURSORS: Final = _call(
+    "cursors", READ_ONLY, is_listing=True, answer=AnswerForm(pack_cursors, unpack_cursors)
+)
+DELETE_CURSOR: Final = _call("delete_cursor", ADMIN, "name", fate=Fate.UNKNOWN, is_write=True)
 
-GROUPS: Final = _call("groups", is_listing=True, answer=AnswerForm(pack_groups, unpack_groups))
-DELETE_GROUP: Final = _call("delete_group", "name", is_write=True)
-GROUP: Final = _call("group", "verb", "name", "options", place=VerbPlace.MEMBERS, takes_more=True)
-OPEN_GROUP: Final = _of_member("open")
-STAY: Final = _of_member("stay", fate=Fate.DROPPED)
-FETCH: Final = _of_member("fetch", answer=AnswerForm(unpack=unpack_jobs))
-SETTLE: Final = _of_member("settle", is_write=True)
-GIVE_BACK: Final = _of_member("give_back", is_write=True)
-TAKE_BACK: Final = _of_member("take_back", fate=Fate.DROPPED, is_write=True)
-EXTEND: Final = _of_member("extend", is_write=True)
-LEAVE: Final = _of_member("leave", is_write=True)
-GROUP_STATISTICS: Final = _of_member("statistics")
+GROUPS: Final = _call(
+    "groups", READ_ONLY, is_listing=True, answer=AnswerForm(pack_groups, unpack_groups)
+)
+DELETE_GROUP: Final = _call("delete_group", ADMIN, "name", is_write=True)
+GROUP: Final = _call(
+    "group", READ_AND_APPEND, "verb", "name", "options", place=VerbPlace.MEMBERS, takes_more=True
+)
+OPEN_GROUP: Final = _of_member("open", APPEND_ONLY)
+STAY: Final = _of_member("stay", APPEND_ONLY, fate=Fate.DROPPED)
+FETCH: Final = _of_member("fetch", READ_AND_APPEND, answer=AnswerForm(unpack=unpack_jobs))
+SETTLE: Final = _of_member("settle", APPEND_ONLY, is_write=True)
+GIVE_BACK: Final = _of_member("give_back", APPEND_ONLY, is_write=True)
+TAKE_BACK: Final = _of_member("take_back", APPEND_ONLY, fate=Fate.DROPPED, is_write=True)
+EXTEND: Final = _of_member("extend", APPEND_ONLY, is_write=True)
+LEAVE: Final = _of_member("leave", APPEND_ONLY, is_write=True)
+GROUP_STATISTICS: Final = _of_member("statistics", READ_ONLY)
