@@ -1,6 +1,7 @@
 """The situations of docs/handbook.md, each walked through with the commands that the page gives.
 
-Versions are in test_97_versions.py, sizes in test_98_sizes.py. The figures that a person is to look at are
+Versions are in test_97_versions.py, sizes in test_98_sizes.py; certificates and tokens are replaced in
+tests/walstore/cli/test_serve.py. The figures that a person is to look at are
 compared by name in tests/test_handbook.py.
 """
 
@@ -10,11 +11,9 @@ import asyncio
 import json
 import shutil
 import signal
-import socket
-import ssl
 import subprocess
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,8 @@ from tests.local import SMALL, read_all, read_values
 from tests.programs import COMMANDS, WALSTORE, Program, run, start
 from tests.waiting import until
 from tests.walstore.cli.conftest import Cli, Done, cli  # noqa: F401 - fixture
-from tests.walstore.serve.certificates import make_certificate
 from uploader import CloudTier
 from walstore import (
-    AccessDeniedError,
     DiskFullError,
     OffsetTrimmedError,
     StorageUnavailableError,
@@ -186,34 +183,6 @@ async def test_the_clock_jumped_forward(log_directory: Path) -> None:
     async with Wal.open(log_directory, settings=settings, clock=clock) as wal:
         await until(lambda: wal.head > 1)
         assert await read_values(wal) == [b"c", b"in the future", b"now"]
-
-
-async def test_a_certificate_and_a_token_are_replaced(tmp_path: Path) -> None:
-    """By a restart: clients wait for it, a producer repeats, and those with the old token are refused."""
-    files = []
-    for name in ("old", "new"):
-        (tmp_path / name).mkdir()
-        files.append(make_certificate(tmp_path / name))
-    old, new = (ssl.create_default_context(cafile=certificate) for certificate, _ in files)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-
-    def server(number: int) -> AbstractContextManager[tuple[Program, str]]:
-        certificate, key = files[number]
-        arguments = ("--tcp", f"127.0.0.1:{port}", "--tls-cert", certificate, "--tls-key", key)
-        return serving(tmp_path / "log", *arguments, WALSTORE_TOKEN=("first", "second")[number])
-
-    address = f"tls://localhost:{port}"
-    with server(0) as (process, _):
-        async with connect(address, token="first", tls=old) as wal:
-            assert await wal.append(b"v") == 1
-        process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(process.wait, 60) == 0
-    with server(1):
-        with pytest.raises(AccessDeniedError):
-            await connect(address, token="first", tls=new)
-        async with connect(address, token="second", tls=new) as wal:
-            assert await wal.append(b"w") == 2
 
 
 def test_a_log_moves_to_another_host(cli: Cli, tmp_path: Path, url: str) -> None:  # noqa: F811

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from walstore.core.runtime.extras import needs_extra
 from walstore.log.log import Log
+from walstore.positions.groups.delay import delayed
 from walstore.records import AnyDurability
 
 with needs_extra("taskiq", "walstore.kits.taskiq"):
@@ -28,11 +29,12 @@ class WalstoreBroker(AsyncBroker):
 
     A task that was kicked is in the log, as safe as ``durability`` says, and is given to one worker at a
     time until it is acknowledged: by default after its result was saved. A task whose worker was killed
-    comes again once ``ack_wait_seconds`` are over; so does one that runs longer, which then runs twice.
+    comes again once ``ack_wait_seconds`` are over, or five seconds after its connection to a served log
+    ended; so does one that runs longer than ``ack_wait_seconds``, which then runs twice.
     A worker that is stopped ends what it has begun, and gives back the rest at once.
 
-    taskiq's ``delay`` label is refused; use its scheduler. Raises what the log and :class:`walstore.Group`
-    raise.
+    taskiq's label ``delay``, in seconds, delays a task as :func:`walstore.delayed` does. Raises what the log
+    and :class:`walstore.Group` raise.
     """
 
     def __init__(
@@ -84,11 +86,16 @@ class WalstoreBroker(AsyncBroker):
                 await stack.aclose()
 
     async def kick(self, message: BrokerMessage) -> None:
-        """Append a task. If cancelled it may enter the log nevertheless: see :meth:`walstore.Wal.append`."""
+        """Append a task. If cancelled it may enter the log nevertheless: see :meth:`walstore.Wal.append`.
+
+        A label ``delay`` that is no number of seconds, 0 to ten years, is a ValueError; nothing is appended.
+        """
         log, _ = self._started()
-        if "delay" in message.labels:
-            raise ValueError("this broker cannot delay a task: schedule it with taskiq's scheduler")
-        await log.append(message.message, stream=self._stream, durability=self._durability)
+        delay = message.labels.get("delay")
+        headers = None if delay is None else delayed(float(delay))
+        await log.append(
+            message.message, stream=self._stream, headers=headers, durability=self._durability
+        )
 
     async def listen(self) -> AsyncGenerator[bytes | AckableMessage, None]:
         """Yield tasks as a new member of the group, which it is until :meth:`shutdown`: tasks that still run

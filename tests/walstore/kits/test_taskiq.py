@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from taskiq import AckableMessage, BrokerMessage, SendTaskError, TaskiqEvents
+from taskiq import AckableMessage, BrokerMessage, TaskiqEvents
 from taskiq.acks import AcknowledgeType
 from taskiq.brokers.inmemory_broker import InmemoryResultBackend
 from taskiq.receiver import Receiver
@@ -141,10 +141,22 @@ async def test_a_task_that_was_given_out_too_often_becomes_a_dead_letter() -> No
 
 async def test_a_task_that_was_refused_is_not_in_the_log() -> None:
     async with started(broker_in(MemoryFileSystem())) as broker:
-        with pytest.raises(ValueError, match="taskiq's scheduler"):
-            await broker.kick(message(b"1", delay=5))
+        for delay in ("soon", -1, "nan"):
+            with pytest.raises(ValueError, match=r"soon|until"):
+                await broker.kick(message(b"1", delay=delay))
         await broker.kick(message(b"2"))
         assert [one.data for one in await heard(broker, 1)] == [b"2"]
+
+
+async def test_a_delayed_task_comes_in_its_time_and_holds_no_other_back() -> None:
+    fs, clock = MemoryFileSystem(), SkippingClock()
+    async with started(broker_in(fs, clock=clock)) as broker:
+        await broker.kick(message(b"1", delay=3600))
+        await broker.kick(message(b"2", delay="0"))
+        await broker.kick(message(b"3"))
+        assert {one.data for one in await heard(broker, 2)} == {b"2", b"3"}
+        clock.skip(3700)
+        assert [one.data for one in await heard(broker, 1)] == [b"1"]
 
 
 async def test_a_kick_that_is_cancelled_is_in_the_log_if_it_was_accepted() -> None:
@@ -249,18 +261,6 @@ async def test_a_worker_that_stops_ends_what_it_has_begun() -> None:
         asyncio.get_running_loop().call_soon(go_on.set)
     async with Wal.open("/log", fs=fs) as wal, wal.group("taskiq") as group:
         assert await group.fetch(max_wait_seconds=0) == []
-
-
-async def test_a_delayed_task_is_an_error_where_it_is_sent() -> None:
-    broker = broker_in(MemoryFileSystem())
-
-    @broker.task
-    async def work() -> None:
-        pass
-
-    async with started(broker):
-        with pytest.raises(SendTaskError):
-            await work.kicker().with_labels(delay=5).kiq()
 
 
 def test_without_taskiq_the_error_names_the_extra() -> None:
