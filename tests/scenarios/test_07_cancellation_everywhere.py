@@ -238,11 +238,12 @@ async def cursors(log: Log, tag: str) -> None:
     assert await log.wal.delete_cursor("a")
 
 
-@case("Wal.groups Wal.delete_group")
+@case("Wal.groups Wal.delete_group Wal.redrive_group")
 async def groups(log: Log, tag: str) -> None:
     """Of a log without any; those in use are in tests/walstore/serve/test_groups.py."""
     assert await log.wal.groups() == []
     assert not await log.wal.delete_group("a")
+    assert await log.wal.redrive_group("a") == ([], [], 0)
 
 
 @case("Reader.fetch")
@@ -429,6 +430,7 @@ def test_every_public_coroutine_is_here() -> None:
         "Wal.wait_closing"
     }  # ends with its log: walstore/cluster/replication/test_clients.py
     elsewhere |= {"Wal.refresh"}  # waits for copies: walstore/cluster/replication/test_current.py
+    elsewhere |= {"Wal.to_arrow"}  # only reads, by a reader's fetch: contract/test_arrow.py
     for owner in (Wal, Transaction, Producer, Fence, Reader):
         for name, _ in inspect.getmembers(owner, is_coroutine):
             if not name.startswith("_") or name.startswith("__a"):
