@@ -201,8 +201,10 @@ def pyright(directory: Path) -> dict[str, list[str]]:
         pytest.skip(f"pyright cannot run here (it needs node): {done.stderr[-200:]}")
     found: dict[str, list[str]] = {path.stem: [] for path in directory.glob("*.py")}
     for problem in json.loads(done.stdout)["generalDiagnostics"]:
-        text = f"{problem['severity']}: {problem['message']}"
-        found[Path(problem["file"]).stem].append(text)
+        name = Path(problem["file"]).stem
+        if name.startswith("query_") and problem.get("rule", "").startswith("reportUnknown"):
+            continue  # tables of pyarrow, which has no types
+        found[name].append(f"{problem['severity']}: {problem['message']}")
     return found
 
 
